@@ -365,8 +365,8 @@ def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "
     x: float32, float16, float64 or bfloat16 (bool too for "pack1", integers for "index4", any type
     for "sparse"), any shape, C-contiguous, NumPy (CPU provider), CuPy (CUDA provider) or anything
     with `__dlpack__`. options: `keep_nonfinite` for "msfp15", `check` for "index4". Deterministic;
-    no copy between host and device. A sparse codec's codes have room behind them on a GPU, which
-    knows their length first: `trimmed` gives it back. Raises ArgumentError and DtypeError.
+    no copy between host and device. On a GPU a sparse codec's codes are in a buffer of
+    maximum size: `trimmed` cuts it. Raises ArgumentError and DtypeError.
 
     codecs
       binarize       8-bit values: 1 if x > 0 else 0, one byte

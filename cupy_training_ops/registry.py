@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The registry: the families' literal tables in one dictionary, and every operator as a function.
+"""The registry of all operators by name and version, and every operator as a function.
 
 `gist_pack1_encoder(x)` is `GistPack1Encoder()(x)`.
 """
@@ -23,7 +23,7 @@ from .dtypes import ELEMENT_TYPES, Dtype, dtype_name, dtype_names, to_dtype
 from .errors import ArgumentError, DtypeError, OpError, refuse, shown, unknown
 
 Versions = type[Op] | tuple[type[Op], ...]
-Table = Mapping[str, Versions]  # of a family: name to the class, or to that of each version
+Table = Mapping[str, Versions]  # of a family: class by name, or a class for each version
 
 _FAMILIES = (
     "activation adam batch_norm collective control conv cross_entropy dropout elementwise "
@@ -39,7 +39,7 @@ Key = tuple[str, str, int]  # domain, operator, first version
 
 
 class Match(NamedTuple):
-    """An operator that would run for a type combination, and where."""
+    """The operator that runs for a combination of types, and its providers."""
 
     op: type[Op]
     types: dict[str, Dtype]
@@ -47,7 +47,7 @@ class Match(NamedTuple):
 
 
 def classes(table: Table) -> tuple[tuple[str, type[Op]], ...]:
-    """A family's names and classes, that of each version."""
+    """Return (name, class) for each operator and version of a family."""
     return tuple(
         (name, cls)
         for name, entry in table.items()
@@ -56,7 +56,7 @@ def classes(table: Table) -> tuple[tuple[str, type[Op]], ...]:
 
 
 def merge_tables(families: Mapping[str, Table]) -> dict[Key, type[Op]]:
-    """One dictionary of all families; a name, domain and version stands in one table only."""
+    """Merge the tables of all families; refuse an operator that is in two."""
     registry: dict[Key, type[Op]] = {}
     for family, table in families.items():
         for name, cls in classes(table):
@@ -71,12 +71,12 @@ REGISTRY = merge_tables(FAMILIES)
 
 
 def names() -> tuple[str, ...]:
-    """All operator names, sorted."""
+    """Return all operator names, sorted."""
     return tuple(sorted({name for _, name, _ in REGISTRY}))
 
 
 def get_op(name: str, version: int | None = None) -> type[Op]:
-    """The class of an operator: the newest, or the one that serves an opset version."""
+    """Return the class of an operator: the newest, or the one for an opset version."""
     wanted = name if isinstance(name, str) else ""
     versions = [cls for (_, known, _), cls in REGISTRY.items() if known == wanted]
     if not versions:
@@ -92,9 +92,9 @@ def get_op(name: str, version: int | None = None) -> type[Op]:
 
 
 def lookup(name: str, version: int | None = None, /, **dtypes: object) -> Match:
-    """The match for these dtypes, given by input, output, attribute or type variable name.
+    """Find the operator for dtypes by name of an input, output, attribute or type variable.
 
-    Raises DtypeError with the type combinations that exist where there is none.
+    Raises DtypeError with the existing type combinations if there is none.
     """
     cls = get_op(name, version)
     bound = _bindings(cls, dtypes)
@@ -116,7 +116,7 @@ def _in_words(dtypes: Mapping[str, object]) -> str:
 
 
 def _bindings(cls: type[Op], dtypes: Mapping[str, object]) -> dict[str, Dtype]:
-    """Type variable to dtype; refuses names the operator does not have and conflicts."""
+    """Return the dtype of each type variable; refuse unknown names and conflicts."""
     declared: Iterable[Input | Output | Attribute] = (*cls.inputs, *cls.outputs, *cls.attributes)
     variable = {item.name: item.type for item in declared if item.type} | {v: v for v in cls.types}
     said = cls.declaration
@@ -140,19 +140,19 @@ def _bindings(cls: type[Op], dtypes: Mapping[str, object]) -> dict[str, Dtype]:
 
 
 def _check_value(cls: type[Op], item: Input, dtype: Dtype) -> None:
-    """A value on the host binds no type variable: it has any dtype that the converter takes."""
+    """Check the dtype of a host value, which may be any that its converter accepts."""
     dtypes = [element.dtype for element in ELEMENT_TYPES if _converts(item, element.dtype)]
     _check_dtype(cls, item.name, dtypes, dtype)
 
 
-def _check_dtype(cls: type[Op], name: str, taken: Sequence[Dtype], dtype: Dtype) -> None:
-    if dtype not in taken:
-        expected, got = dtype_names(taken), dtype_name(dtype)
+def _check_dtype(cls: type[Op], name: str, allowed: Sequence[Dtype], dtype: Dtype) -> None:
+    if dtype not in allowed:
+        expected, got = dtype_names(allowed), dtype_name(dtype)
         raise DtypeError(f"{cls.name}: {name}: expected dtype {expected}, got {got}")
 
 
 def _converts(item: Input, dtype: Dtype) -> bool:
-    """Return True if an input takes ones or zeros of this dtype, as an array or as a scalar."""
+    """Return True if an input accepts ones or zeros of this dtype, as an array or a scalar."""
     ones, zeros = np.ones(item.count, dtype), np.zeros(item.count, dtype)
     for value in (ones, ones[0], zeros, zeros[0]):
         with contextlib.suppress(OpError):
@@ -163,13 +163,13 @@ def _converts(item: Input, dtype: Dtype) -> bool:
 
 # ---- functions -----------------------------------------------------------------------------------
 
-# By the name of the function.
+# By name of the function.
 OPERATORS = {get_op(name).function_name: get_op(name) for name in names()}
 
 
 @functools.cache
 def function(name: str) -> Callable[..., Any]:
-    """The function of this name, with its operator's names, signature and help text."""
+    """Return the function of an operator, with the operator's signature and help text."""
     cls = OPERATORS[name]
     declaration = cls.declaration
     others = declaration.other_attributes
@@ -178,7 +178,7 @@ def function(name: str) -> Callable[..., Any]:
     of_call = frozenset((*CALL, *(item.name for item in cls.inputs), *declaration.other_inputs))
 
     def call_operator(*inputs: object, **keywords: Any) -> Any:
-        if is_plain and declared.issuperset(keywords):  # there is nothing to take apart
+        if is_plain and declared.issuperset(keywords):  # all keywords are attributes
             return cls.shared(**keywords)(*inputs)
         attributes = {}
         names = keywords.keys() - of_call if cls.takes_keywords else declared.intersection(keywords)

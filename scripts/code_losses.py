@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import click
 import numpy as np
 import torch
-from map_models import Llama
+from markdown_table import row_of, table
 from memory_map import about
-from memory_map_report import coded_bytes, markdown
+from memory_map_report import coded_bytes
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_models import GPT, ResNet
+from training_models import GPT, Llama, ResNet
 
 import cupy_training_ops as cto
 
@@ -174,11 +174,11 @@ def main(tiny: bool, models: tuple[str, ...], steps: int, seeds: int, out: Path)
             trained = Trained(course, codes, device)
             found[model][name] = [trained.losses(seed, steps) for seed in range(seeds)]
         rows.append(row(model, found[model], trained.coded()))
-        click.echo(f"| {' | '.join(rows[-1])} |")
+        click.echo(row_of(rows[-1]))
         text = json.dumps({"about": about(tiny), "losses": found})
         (out / "code_losses.json").write_text(text + "\n")
-        table = markdown("model | plain | codes | apart | seeds apart | coded MB", rows)
-        (out / "code_losses.md").write_text(table + "\n")
+        columns = ("model", "plain", "codes", "apart", "seeds apart", "coded MB")
+        (out / "code_losses.md").write_text(table(columns, rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """Times of PyTorch's front door on a GPU beside PyTorch, compiled PyTorch and Liger-Kernel.
 
     python3 scripts/front_door_times.py
+    python3 scripts/front_door_times.py --only AdamW
 
 First host microseconds of small calls: without gradients, with them, backward; ours and PyTorch's
 in turns, of each the least median of a hundred calls, since a host that others use, too, is slower
@@ -9,69 +10,94 @@ for seconds. Then milliseconds of forward and backward over large arrays, by eve
 them, and replayed from a CUDA graph, where the host takes no part; and memory at most beside what
 was there before, and beside the gradients, too. Backward passes run in the thread that calls. What
 cannot be captured is said in its place, and so is a way that fails: a new process goes on.
+
+Last steps of optimizers beside PyTorch's fused AdamW: of a transformer's 292 parameters, made
+small, so that the device never holds the host up, with gradients that are new tensors in each step;
+the ratio is that of the medians of turns. Then the same at their size, float32, by events, and the
+moments' bytes for each parameter.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import math
 import multiprocessing
 import statistics
+import sys
 import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import click
 import torch
+from cases.parameters import SHAPES
+from markdown_table import head_of, row_of
 from torch.nn import functional as theirs
 
+import cupy_training_ops as cto
 from cupy_training_ops.torch import functional as ours
 
 Call = Callable[..., Any]
 Way = tuple[Call, list[torch.Tensor]]  # a function, and what it is called with
 Cells = list[float | str]  # milliseconds called and captured, and gigabytes; or words
 GROUP = 100  # calls between two waits
+SIZE = 16  # of each dimension of small parameters
+STEPS = 20  # of a turn, which the device's queue holds
+MAX_NORM = 1.0
+Parameters = list[torch.nn.Parameter]
+Step = Callable[[], Any]
+Optimizers = Callable[..., torch.optim.Optimizer]
 
 
-@click.command()
+@click.command(help=(__doc__ or "").partition("\n")[0])
 @click.option("--only", default="", help="Only cases whose name contains one of these: a,b.")
 @click.option("--calls", default=3000, show_default=True, help="Small calls of each case; or 0.")
 @click.option("--repeats", default=20, show_default=True, help="Large calls of each case; or 0.")
 @click.option("--limit", default=60.0, show_default=True, help="Seconds of a way of a large case.")
-def main(only: str, calls: int, repeats: int, limit: float) -> None:
-    """Print two tables."""
+@click.option("--turns", default=50, show_default=True, help="Of small optimizers' steps; or 0.")
+def main(only: str, calls: int, repeats: int, limit: float, turns: int) -> None:
+    """Print four tables."""
     liger = "with" if _liger("liger_rms_norm") else "without"
     torch.autograd.set_multithreading_enabled(False)
     about = f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {liger} Liger-Kernel"
-    click.echo(f"{about}\n")
-    parts = only.split(",")
+    x, y = torch.randn(2, 64, 64, device="cuda")
+    click.echo(f"{about}; torch.add {least([lambda: torch.add(x, y)], 3000)[0]:.1f} us")
+
+    def chosen(names: Iterable[str]) -> list[str]:
+        return [name for name in names if any(part in name for part in only.split(","))]
+
     if calls:
-        print_small([name for name in small() if any(part in name for part in parts)], calls)
+        print_small(chosen(small()), calls)
     if repeats:
-        names = [name for name in large() if any(part in name for part in parts)]
-        print_large(names, repeats, limit)
+        print_large(chosen(large()), repeats, limit)
+    if turns:
+        print_small_steps(chosen(PAIRS), turns)
+    if repeats:
+        print_large_steps(chosen(LARGE), repeats)
 
 
 def print_small(names: Sequence[str], calls: int) -> None:
     """A row for each function."""
-    x = torch.randn(64, 64, device="cuda")
-    click.echo(f"torch.add {least([lambda: torch.add(x, x)], calls)[0]:.1f} us\n")
     columns = ("host us", "without", "forward", "backward", "PyTorch's: the same")
-    click.echo(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    click.echo(f"\n{head_of(columns)}")
     for name in names:
         ours_and_theirs = zip(*host(small()[name], calls), strict=True)
         mine, other = ([f"{us:.1f}" for us in each] for each in ours_and_theirs)
-        click.echo(f"| {name} | {' | '.join(mine)} | {', '.join(other)} |")
+        click.echo(row_of([name, *mine, ", ".join(other)]))
 
 
 def print_large(names: Sequence[str], repeats: int, limit: float) -> None:
     """A row for each way of a case, and one for our best over the others'."""
     columns = ("forward and backward", "way", "ms", "captured, ms", "GB beside", "and gradients")
-    click.echo(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    click.echo(f"\n{head_of(columns)}")
     with Workers() as workers:
         for name in names:
             found: dict[str, Cells] = {}
@@ -82,11 +108,39 @@ def print_large(names: Sequence[str], repeats: int, limit: float) -> None:
                     found[way] = [f"longer than {limit:.0f} s", "", "", ""]
                 except BrokenProcessPool:
                     found[way] = ["the process ended", "", "", ""]
-                click.echo(f"| {name} | {way} | {' | '.join(map(shown, found[way]))} |")
+                click.echo(row_of([name, way, *map(cell_text, found[way])]))
                 if any(isinstance(cell, str) for cell in found[way]):
                     workers.renew()
-            ratios = " | ".join(ratio(found, place) for place in range(2))
-            click.echo(f"| {name} | our best over the others' | {ratios} | | |")
+            ratios = (ratio(found, place) for place in range(2))
+            click.echo(row_of([name, "our best over the others'", *ratios, "", ""]))
+
+
+def print_small_steps(names: Sequence[str], turns: int) -> None:
+    """A row for each pair of steps."""
+    columns = ("step", "us", "PyTorch's fused, us", "ratio")
+    click.echo(f"\n{head_of(columns)}")
+    for name in names:
+        both = [SmallSteps(make) for make in PAIRS[name]]
+        found = [[steps.microseconds() for steps in both] for _ in range(turns + 2)][2:]
+        us, fused = (statistics.median(each) for each in zip(*found, strict=True))
+        ratio = statistics.median(one / other for one, other in found)
+        click.echo(row_of([name, f"{us:.0f}", f"{fused:.0f}", f"{ratio:.2f}"]))
+
+
+def print_large_steps(names: Sequence[str], repeats: int) -> None:
+    """A row for each optimizer."""
+    n = sum(math.prod(shape) for shape in SHAPES)
+    click.echo(f"\n{head_of((f'{n / 1e6:.0f} million parameters', 'ms', 'bytes of moments'))}")
+    for name in names:
+        parameters = [torch.nn.Parameter(torch.randn(s, device="cuda")) for s in SHAPES]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = LARGE[name](parameters)
+        between_events(optimizer.step, 3)
+        ms = between_events(optimizer.step, repeats)
+        states = optimizer.state.values()
+        nbytes = sum(state[key].nbytes for state in states for key in ("exp_avg", "exp_avg_sq"))
+        click.echo(row_of([name, f"{ms:.3f}", f"{nbytes / n:.3f}"]))
 
 
 def small() -> dict[str, tuple[Call, Call]]:
@@ -127,7 +181,7 @@ def _backward(leaf: torch.Tensor, y: torch.Tensor, dy: torch.Tensor) -> None:
     torch.autograd.grad(y, leaf, dy, retain_graph=True)
 
 
-def least(some: Sequence[Callable[[], Any]], calls: int) -> list[float]:
+def least(some: Sequence[Step], calls: int) -> list[float]:
     """Microseconds of one call of each, which have their turns."""
     found: list[float] = [math.inf] * len(some)
     for call in some * 20:
@@ -138,10 +192,10 @@ def least(some: Sequence[Callable[[], Any]], calls: int) -> list[float]:
     return found
 
 
-def median(call: Callable[[], Any]) -> float:
-    """Microseconds of one call of a group."""
+def median(call: Step, n: int = GROUP, before: Step = lambda: None) -> float:
+    """Microseconds of one call of a group, with the device idle before the first."""
     torch.cuda.synchronize()
-    return statistics.median(timeit.repeat(call, number=1, repeat=GROUP)) * 1e6
+    return statistics.median(timeit.repeat(call, before, number=1, repeat=n)) * 1e6
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -285,7 +339,7 @@ def names_of(name: str) -> list[str]:
 
 def cells_of(name: str, way: str, repeats: int) -> Cells:
     """The figures of one way."""
-    return measured(*ways_of(name)[way], repeats)
+    return figures(*ways_of(name)[way], repeats)
 
 
 def ratio(found: dict[str, Cells], place: int) -> str:
@@ -299,12 +353,12 @@ def _best(found: dict[str, Cells], place: int, *, is_ours: bool) -> float:
     return min((cell for cell in some if isinstance(cell, float)), default=0.0)
 
 
-def shown(cell: float | str) -> str:
+def cell_text(cell: float | str) -> str:
     """A number, or words."""
     return cell if isinstance(cell, str) else f"{cell:.3f}"
 
 
-def measured(function: Call, leaves: list[torch.Tensor], repeats: int) -> Cells:
+def figures(function: Call, leaves: list[torch.Tensor], repeats: int) -> Cells:
     """Milliseconds called and captured, gigabytes; or why they are not there."""
 
     def step() -> None:
@@ -312,12 +366,12 @@ def measured(function: Call, leaves: list[torch.Tensor], repeats: int) -> Cells:
         torch.autograd.grad(y, leaves, torch.ones_like(y))
 
     try:
-        ms, gb = called(step, repeats)
+        ms, gb = time_called(step, repeats)
         gbs = [gb, gb - sum(leaf.nbytes for leaf in leaves) / 1e9]
     except Exception as error:  # the other ways are measured all the same
         return [_words(error), "", "", ""]
     try:
-        return [ms, captured(step, repeats), *gbs]
+        return [ms, time_captured(step, repeats), *gbs]
     except Exception as error:
         return [ms, _words(error), *gbs]
 
@@ -327,18 +381,16 @@ def _words(error: Exception) -> str:
     return text.replace("|", "/")[:80]
 
 
-def called(step: Callable[[], None], repeats: int) -> tuple[float, float]:
+def time_called(step: Step, repeats: int) -> tuple[float, float]:
     """Milliseconds, the median, and gigabytes beside what is there."""
-    for _ in range(3):
-        step()
-    torch.cuda.synchronize()
+    between_events(step, 3)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     ms = between_events(step, repeats)
     return ms, (torch.cuda.max_memory_allocated() - before) / 1e9
 
 
-def captured(step: Callable[[], None], repeats: int) -> float:
+def time_captured(step: Step, repeats: int) -> float:
     """Milliseconds of a replay, the median."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -353,7 +405,7 @@ def captured(step: Callable[[], None], repeats: int) -> float:
     return between_events(graph.replay, repeats)
 
 
-def between_events(call: Callable[[], None], repeats: int) -> float:
+def between_events(call: Step, repeats: int) -> float:
     """Milliseconds of the device from before a call to after it, the median."""
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     for start, end in marks:
@@ -362,6 +414,95 @@ def between_events(call: Callable[[], None], repeats: int) -> float:
         end.record()
     torch.cuda.synchronize()
     return statistics.median(start.elapsed_time(end) for start, end in marks)
+
+
+# ---- optimizers ----------------------------------------------------------------------------------
+
+
+class SmallSteps:
+    """An optimizer over parameters of its own, and gradients that it is given in turns."""
+
+    def __init__(self, make: Callable[[Parameters], Step]) -> None:
+        shapes = [(SIZE,) * len(shape) for shape in SHAPES]
+        self.parameters = [torch.nn.Parameter(torch.randn(s, device="cuda")) for s in shapes]
+        sets = [[torch.randn(s, device="cuda") for s in shapes] for _ in range(4)]
+        self.turns = itertools.cycle(sets)
+        self.step = make(self.parameters)
+
+    def microseconds(self) -> float:
+        """The median of a turn."""
+        return median(self.step, STEPS, self.renew)
+
+    def renew(self) -> None:
+        """New tensors, at other addresses than those of the step before."""
+        for parameter, gradient in zip(self.parameters, next(self.turns), strict=True):
+            parameter.grad = gradient.detach()
+
+
+def plain(parameters: Parameters, **given: Any) -> Step:
+    """The operator behind ours, over tensors."""
+    optimizer = cto.AdamW(parameters)
+    return lambda: optimizer.step([p.grad for p in parameters], **given)
+
+
+def plain_clipped(parameters: Parameters) -> Step:
+    """The same with a loss scale and clipping."""
+    return plain(parameters, loss_scale=torch.ones((), device="cuda"), max_norm=MAX_NORM)
+
+
+def fused_clipped(parameters: Parameters) -> Step:
+    """PyTorch's way to clip, before its step."""
+    optimizer = fused(parameters)
+
+    def both() -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+        optimizer.step()
+
+    return both
+
+
+def step_of(make: Optimizers) -> Callable[[Parameters], Step]:
+    """Maker of a step of PyTorch's protocol."""
+    return lambda parameters: make(parameters).step
+
+
+def with_scaler(make: Optimizers) -> Callable[[Parameters], Step]:
+    """An optimizer as GradScaler steps it where nothing is to be unscaled before."""
+
+    def begin(parameters: Parameters) -> Step:
+        optimizer: Any = make(parameters)
+        optimizer.grad_scale = torch.ones((), device="cuda")
+        optimizer.found_inf = torch.zeros((), device="cuda")
+        return optimizer.step
+
+    return begin
+
+
+def in_groups(make: Optimizers) -> Callable[[Parameters], Step]:
+    """Vectors without decay, as is usual."""
+
+    def begin(parameters: Parameters) -> Step:
+        matrices = [p for p in parameters if p.dim() > 1]
+        vectors = [p for p in parameters if p.dim() == 1]
+        return make([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]).step
+
+    return begin
+
+
+adamw, fused = cto.torch.AdamW, partial(torch.optim.AdamW, fused=True)
+PAIRS: dict[str, tuple[Callable[[Parameters], Step], Callable[[Parameters], Step]]] = {
+    "cto.AdamW, norm and step": (plain, step_of(fused)),
+    "cto.AdamW, unscaling, clipping": (plain_clipped, fused_clipped),
+    "cto.torch.AdamW": (step_of(adamw), step_of(fused)),
+    "cto.torch.AdamW, two groups": (in_groups(adamw), in_groups(fused)),
+    "cto.torch.AdamW, GradScaler": (with_scaler(adamw), with_scaler(fused)),
+    "cto.torch.AdamW, max_norm": (step_of(partial(adamw, max_norm=MAX_NORM)), fused_clipped),
+}
+LARGE: dict[str, Optimizers] = {
+    "PyTorch's fused AdamW": fused,
+    "cto.torch.AdamW": adamw,
+    "cto.torch.AdamW, 8 bits": partial(adamw, state="8bit"),
+}
 
 
 if __name__ == "__main__":

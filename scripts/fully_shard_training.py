@@ -27,10 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import click
 import torch
 import torch.distributed as dist
-from map_models import Panel, gpt
+from markdown_table import head_of, row_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
+from training_models import Panel, gpt
 
 import cupy_training_ops as cto
 
@@ -153,7 +154,7 @@ def main(tiny: bool, steps: int, chosen: tuple[str, ...]) -> None:
     task, first = gpt(tiny, drops=0.1), None
     if dist.get_rank() == 0:
         click.echo(f"{dist.get_world_size()} ranks on {kind}: {task.label}")
-        click.echo("| way | peak GB | step ms | last loss | off PyTorch |\n|---|---|---|---|---|")
+        click.echo(head_of(("way", "peak GB", "step ms", "last loss", "off PyTorch")))
     for name, way in WAYS.items():
         if (chosen and name not in chosen) or (kind == "cpu" and way.is_converted):
             continue
@@ -161,8 +162,8 @@ def main(tiny: bool, steps: int, chosen: tuple[str, ...]) -> None:
         first = first or found
         distance = off(found, first)
         if dist.get_rank() == 0:
-            numbers = f"{found.peak:.2f} | {found.ms:.1f} | {found.loss:.4f} | {distance:.4f}"
-            click.echo(f"| {name} | {numbers} |")
+            numbers = f"{found.peak:.2f}", f"{found.ms:.1f}", f"{found.loss:.4f}", f"{distance:.4f}"
+            click.echo(row_of((name, *numbers)))
     dist.destroy_process_group()
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import benchmark_report
 import click
 import operator_pages
-import performance_page
 import upstream_schemas
+from markdown_table import table
 
 from cupy_training_ops import CODECS
 from cupy_training_ops.registry import FAMILIES
@@ -35,7 +36,7 @@ def main(check: bool) -> None:
     """Rewrite what is generated of README.md and docs."""
     wanted = texts()
     stale = [p for p, text in wanted.items() if not p.is_file() or p.read_text("utf-8") != text]
-    strange = {*PAGES.glob("*.md"), *performance_page.generated()} - wanted.keys()
+    strange = {*PAGES.glob("*.md"), *benchmark_report.generated()} - wanted.keys()
     if check and (stale or strange):
         listed = ", ".join(sorted(str(path.relative_to(ROOT)) for path in (*stale, *strange)))
         raise click.ClickException(f"stale: {listed}: run scripts/generate_tables.py")
@@ -51,7 +52,7 @@ def texts() -> dict[Path, str]:
     """Each document with every generated part made anew."""
     marked = {ROOT / name: updated((ROOT / name).read_text("utf-8")) for name in MARKED}
     operators = {PAGES / f"{name}.md": operator_pages.page(name) for name in FAMILIES}
-    return marked | operators | performance_page.pages()
+    return marked | operators | benchmark_report.pages()
 
 
 def updated(text: str) -> str:
@@ -69,19 +70,18 @@ def codec_table() -> str:
         [f"`{codec.name}`", codec.formula, f"{codec.bits:.4g}", codec.bound]
         for codec in CODECS.values()
     ]
-    head = ["| codec | formula | bits | error at most |", "|---|---|---|---|"]
-    return "\n".join([*head, *map(operator_pages.row_of, rows)])
+    return table(("codec", "formula", "bits", "error at most"), rows)
 
 
 PARTS = {
-    "speed": lambda: performance_page.short_table(performance_page.CASES),
-    "times": lambda: performance_page.short_table(performance_page.MORE_CASES),
-    "families": performance_page.summary,
-    "slow": performance_page.slow_table,
+    "speed": lambda: benchmark_report.short_table(benchmark_report.CASES),
+    "times": lambda: benchmark_report.short_table(benchmark_report.MORE_CASES),
+    "families": benchmark_report.summary,
+    "slow": benchmark_report.slow_table,
     "codecs": codec_table,
-    "declarations": upstream_schemas.table,
-    "coverage": lambda: "\n".join(operator_pages.coverage()),
-    "names": lambda: "\n".join(operator_pages.names_upstream()),
+    "declarations": upstream_schemas.declarations,
+    "coverage": operator_pages.coverage,
+    "names": operator_pages.names_upstream,
     "operators": operator_pages.index,
 }
 

@@ -1,40 +1,107 @@
 # SPDX-License-Identifier: MIT
-"""Host time of calls on hollow CuPy arrays: without a GPU, launches left out.
+"""Host time of calls without a GPU: launches left out.
 
-    python3 scripts/host_time.py --against ../before
+    python3 scripts/host_time.py --against ../before              of CuPy's arrays, which are hollow
+    python3 scripts/host_time.py --tensors --against ../before    of PyTorch's front door
 
-Microseconds are those of the best of several runs, in turns with the other checkout, the ratio's
-percentiles are over all of them. Time is the processor's: what else the machine does counts little.
+Calls go the way that they go on a GPU, up to the launch, whose place nothing takes; new tensors are
+the host's. Microseconds are those of the best of several runs, in turns with the other checkout,
+the ratio's percentiles are over all of them. Rows in brackets are PyTorch's own calls, computing
+and all, for scale. Time is the processor's: what else the machine does counts little.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import itertools
+import struct
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 from cases.parameters import SHAPES
-from turns import SERVE, options, print_times, run, serve
+from markdown_table import head_of, row_of
+from turns import HERE, SERVE, Checkout, in_turns, ratios, run, serve
 
 import cupy_training_ops as cto
 
+GOOD = struct.pack("4f", 0, 1, 1, 0)
+COMPARED = ("call", "old us", "us", "us / old us (p20, p80)")
+FOR_GOOD = contextlib.ExitStack()
 Action = Callable[[], Any]
 
 
-@click.command()
-@options
-def main(**given: Any) -> None:
+@click.command(help=(__doc__ or "").partition("\n")[0])
+@click.option("--tensors", is_flag=True, help="Calls of PyTorch's front door.")
+@click.option(
+    "--against",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Another checkout, to compare with.",
+)
+@click.option("--only", default="", help="Only calls whose name contains this.")
+@click.option("--runs", type=click.IntRange(2), default=150, show_default=True)
+def main(tensors: bool, against: Path | None, only: str, runs: int) -> None:
     """Print microseconds of calls, and their ratio to those of the other checkout."""
-    print_times(__file__, lambda _: CALLS, **given)
+    folders = [HERE] if against is None else [against, HERE]
+    with contextlib.ExitStack() as stack:
+        checkouts = [stack.enter_context(Checkout(folder, __file__)) for folder in folders]
+        columns = ("call", "us") if against is None else COMPARED
+        click.echo(head_of(columns))
+        for name in checkouts[0].ask("names", tensors):
+            if only in name:
+                found = in_turns(checkouts, runs, "microseconds", tensors, name)
+                click.echo(row_of(cells(name, *found)))
+
+
+def cells(name: str, *runs: list[float]) -> list[str]:
+    """The best run of each checkout, and the ratio of two with its scatter over the runs."""
+    bests = [name, *(f"{min(found):.2f}" for found in runs)]
+    return bests if len(runs) == 1 else [*bests, "{:.3f} ({:.3f}, {:.3f})".format(*ratios(*runs))]
 
 
 # ---- in the process of each checkout -------------------------------------------------------------
+
+
+def names(tensors: bool) -> list[str]:
+    """Names of all calls."""
+    return list(tensor_calls() if tensors else CALLS)
+
+
+def microseconds(tensors: bool, name: str) -> float:
+    """One run's time of a call."""
+    if tensors:
+        return run(tensor_calls()[name])
+    us = run(array_call(name))
+    hollow_arrays()[1].clear()
+    return us
+
+
+@functools.cache
+def array_call(name: str) -> Action:
+    """The call of that name."""
+    return CALLS[name]()
+
+
+@functools.cache
+def hollow_arrays() -> tuple[Callable[..., Any], list[Any]]:
+    """Maker of hollow arrays, and the launches; from here on CuPy's arrays are such."""
+    import cupy
+
+    from cupy_training_ops.testing.hollow import hollow, hollow_launches
+
+    try:
+        from cupy_training_ops.call import backends
+    except ImportError:  # a checkout before 7ec471ac
+        from cupy_training_ops.frame import backends
+    launches = FOR_GOOD.enter_context(hollow_launches())
+    backends.BACKENDS[cupy.ndarray].driver.launch = lambda *_: None  # nor what notes them
+    return hollow, launches
 
 
 def array(*shape: int, dtype: str = "f4") -> Any:
@@ -115,7 +182,7 @@ def layer_norm_grad() -> Action:
     return partial(cto.layer_normalization_grad, *arrays(2), array(64), *arrays(2, 64, 1))
 
 
-def labelled(function: Any) -> Action:
+def loss_call(function: Any) -> Action:
     """A loss."""
     return partial(function, *arrays(1), array(64, dtype="i8"))
 
@@ -171,8 +238,8 @@ CALLS: dict[str, Callable[[], Action]] = {
     "layer_normalization": lambda: partial(cto.layer_normalization, *arrays(1), *arrays(2, 64)),
     "compress, msfp15": lambda: partial(cto.compress, *arrays(1), "msfp15"),
     "decompress, msfp15": lambda: cto.compress(*arrays(1), "msfp15").decompress,
-    "softmax_cross_entropy_loss": lambda: labelled(cto.softmax_cross_entropy_loss),
-    "cross_entropy_loss_and_grad": lambda: labelled(cto.cross_entropy_loss_and_grad),
+    "softmax_cross_entropy_loss": lambda: loss_call(cto.softmax_cross_entropy_loss),
+    "cross_entropy_loss_and_grad": lambda: loss_call(cto.cross_entropy_loss_and_grad),
     "ConcatTraining of 8": lambda: partial(cto.ConcatTraining(axis=0), arrays(8)),
     "sgd_optimizer": lambda: partial(cto.sgd_optimizer, array(1), *arrays(2)),
     "relu_grad": lambda: partial(cto.relu_grad, *arrays(2)),
@@ -182,40 +249,156 @@ CALLS: dict[str, Callable[[], Action]] = {
 }
 
 
-def microseconds(name: str) -> float:
-    """One run's time of a call."""
-    us = run(call(name))
-    hollow_arrays()[1].clear()
-    return us
+# ---- tensors -----------------------------------------------------------------------------------
 
 
 @functools.cache
-def call(name: str) -> Action:
-    """The call of that name."""
-    return CALLS[name]()
+def tensor_calls() -> dict[str, Action]:
+    """Calls by name; from here on the host's tensors are a GPU's, which is never asked."""
+    import torch
+    from tensor_backends import HollowTensors, tensors_on
+
+    torch.set_num_threads(1)
+    backend = HollowTensors()
+    backend.driver.notes = False  # type: ignore[attr-defined]
+    FOR_GOOD.enter_context(tensors_on(backend))
+    return {**functionals(), **nodes(), **steps(), **compression()}
 
 
-@functools.cache
-def hollow_arrays() -> tuple[Callable[..., Any], list[Any]]:
-    """Maker of hollow arrays, and the launches; from here on CuPy's arrays are such."""
-    import cupy
+def functionals() -> dict[str, Action]:
+    """Each functional without gradients, forward with them, and backward."""
+    import torch
+    from torch.nn import functional as theirs
 
-    from cupy_training_ops.testing.hollow import hollow, hollow_launches
+    from cupy_training_ops.torch import functional as ours
 
-    try:
-        from cupy_training_ops.call import backends
-    except ImportError:  # a checkout before 7ec471ac
-        from cupy_training_ops.frame import backends
-    launches = FOR_GOOD.enter_context(hollow_launches())
-    backends.BACKENDS[cupy.ndarray].driver.launch = lambda *_: None  # nor what notes them
-    return hollow, launches
+    row, shift, target = torch.ones(64), torch.zeros(64), torch.randint(64, (64,))
+    found: dict[str, Action] = {}
+    for module, name, given in (
+        (ours, "layer_norm", ((64,), row, shift)),
+        (ours, "rms_norm", ((64,), row)),
+        (ours, "softmax", (-1,)),
+        (ours, "gelu", ()),
+        (ours, "relu", ()),
+        (ours, "dropout", ()),
+        (ours, "cross_entropy", (target,)),
+        (theirs, "layer_norm", ((64,), row, shift)),
+        (theirs, "rms_norm", ((64,), row)),
+        (theirs, "gelu", ()),
+    ):
+        shown = name if module is ours else f"(torch) {name}"
+        found |= ways(shown, partial(_apply, getattr(module, name), given))
+    return found
 
 
-FOR_GOOD = ExitStack()
+def _apply(function: Any, given: tuple[Any, ...], x: Any) -> Any:
+    return function(x, *given)
+
+
+def ways(name: str, call: Callable[[Any], Any]) -> dict[str, Action]:
+    """A call of a small tensor in three ways."""
+    import torch
+
+    x, leaf = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
+    for _ in range(100):  # until calls of either kind are noted
+        call(x)
+        torch.autograd.grad(y := call(leaf), leaf, torch.ones_like(y), retain_graph=True)
+    dy = torch.ones_like(y)
+    return {
+        name: partial(call, x),
+        f"{name}, forward": partial(call, leaf),
+        f"{name}, backward": lambda: torch.autograd.grad(y, leaf, dy, retain_graph=True),
+    }
+
+
+def nodes() -> dict[str, Action]:
+    """Autograd's time for a node of Python's around nothing."""
+    import torch
+
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Any) -> Any:
+            return torch.empty_like(x)
+
+        @staticmethod
+        def backward(_: Any, dy: Any) -> Any:
+            return dy
+
+    return ways("(torch) node around nothing", Node.apply)
+
+
+def steps() -> dict[str, Action]:
+    """A step of an optimizer over a model's parameters."""
+    import torch
+
+    def step_of(kind: Any, **given: Any) -> Action:
+        some = [torch.nn.Parameter(torch.zeros(min(n, 64))) for n, *_ in SHAPES]
+        for parameter in some:
+            parameter.grad = torch.zeros_like(parameter)
+        step: Action = kind(some, **given).step
+        return step
+
+    return {
+        "AdamW.step, 292 parameters": step_of(cto.torch.AdamW),
+        "AdamW.step, 8bit": step_of(cto.torch.AdamW, state="8bit"),
+        "AdamW.step, max_norm": step_of(cto.torch.AdamW, max_norm=1.0),
+    }
+
+
+def compression() -> dict[str, Action]:
+    """Saved tensors' hooks, without what encodes; ten products told of, beside as many that are
+    not; steps of a small GPT, whose tensors are not too small here."""
+    import torch
+    from training_models import gpt
+
+    from cupy_training_ops.torch import activations, saved
+
+    def nothing(addresses: Any, _: Any) -> None:
+        if len(addresses) == 3:  # what is measured is good
+            ctypes.memmove(addresses[2], GOOD, len(GOOD))
+
+    coding = saved.coding
+    moves = dict.fromkeys(("encode", "encode_unaligned", "decode"), nothing)
+    saved.coding = lambda *form: coding(*form)._replace(**moves)
+    saved.SMALL = activations.SMALL = 1024
+    always = cto.torch.compressed_activations("plain_msfp15")
+    default = cto.torch.compressed_activations()
+    made = torch.randn(1 << 16, requires_grad=True) * 2
+    parameter, one = torch.nn.Parameter(torch.randn(1 << 16)), torch.ones(1)
+
+    def pack_and_unpack() -> None:
+        packed = always.pack(made)
+        always._known.clear()  # else it is the same tensor still
+        always.unpack(packed)
+
+    def products_in_mode() -> None:
+        with default._thread.mode:
+            products()
+
+    def products() -> None:
+        for _ in range(10):
+            torch.mul(one, one)
+
+    task = gpt(tiny=True, drops=0.1)
+    model, (tokens, _) = task.make(), task.data(0)
+
+    def step(context: Any) -> None:
+        with context, torch.autocast("cpu", torch.bfloat16):
+            loss = model(tokens).sum()
+        loss.backward()
+
+    return {
+        "(torch) step of a GPT": lambda: step(contextlib.nullcontext()),
+        "step of a GPT, compressed": lambda: step(default),
+        "pack and unpack": pack_and_unpack,
+        "pack and unpack, a parameter": lambda: default.unpack(default.pack(parameter)),
+        "(torch) ten products": products,
+        "ten products, told of": products_in_mode,
+    }
 
 
 if __name__ == "__main__":
     if SERVE in sys.argv[1:2]:
-        serve(microseconds)
+        serve(names, microseconds)
     else:
         main()

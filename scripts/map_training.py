@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
-from map_models import PANELS
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from training_models import PANELS
 
 import cupy_training_ops as cto
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from markdown_table import table
 from memory_map import CONTROL, MODELS, Line, way_of
 
 GB = 1e9
@@ -69,17 +70,12 @@ def ordered(rows: dict[str, Line]) -> list[Line]:
     return sorted(rows.values(), key=place)
 
 
-def markdown(head: str, rows: Iterable[Sequence[str]]) -> str:
-    """A table, the head's cells separated by bars."""
-    rule = "|---" * (head.count("|") + 1) + "|"
-    return "\n".join([f"| {head} |", rule, *(f"| {' | '.join(cells)} |" for cells in rows)])
-
-
-def table(rows: dict[str, Line]) -> str:
+def panel_table(rows: dict[str, Line]) -> str:
     """A panel's name, and rows of Markdown."""
-    head = "way | peak GB | held GB | ms, least (median) | of compiled | coded GB | first call s"
-    head += " | gradients off, median, worst"
-    return f"{next(iter(rows.values()))['label']}:\n\n{markdown(head, map(_cells, ordered(rows)))}"
+    columns = ("way", "peak GB", "held GB", "ms, least (median)", "of compiled", "coded GB")
+    columns += ("first call s", "gradients off, median, worst")
+    label = next(iter(rows.values()))["label"]
+    return f"{label}:\n\n{table(columns, map(_cells, ordered(rows)))}"
 
 
 def _cells(row: Line) -> Sequence[str]:
@@ -121,8 +117,8 @@ def comparison(panels: Panels) -> str:
             if best:
                 figures = [best["way"], *(f"{each:.3f}" for each in _against(best, row))]
             lines.append([row["label"], row["way"], f"{row['ratio']:.2f}", *figures])
-    head = "model | PyTorch's way | its time of compiled | ours | its peak | its time"
-    return markdown(head, lines)
+    columns = ("model", "PyTorch's way", "its time of compiled", "ours", "its peak", "its time")
+    return table(columns, lines)
 
 
 def shares(panels: Panels) -> str:
@@ -139,8 +135,8 @@ def shares(panels: Panels) -> str:
             ):
                 best = min(some, key=lambda row: row["ratio"], default=None)
                 lines[-1] += [best["way"], f"{best['ratio']:.3f}"] if best else ["none", ""]
-    head = "model | of what waits | codes | time of compiled | PyTorch's | time of compiled"
-    return markdown(head, lines)
+    timed = "time of compiled"
+    return table(("model", "of what waits", "codes", timed, "PyTorch's", timed), lines)
 
 
 def _is_pytorchs(row: Line) -> bool:
@@ -224,7 +220,7 @@ def tables(abouts: Sequence[Line], panels: Panels) -> str:
         f"{about['gpu']}, PyTorch {about.get('torch')}, {about['date']}, commit {about['commit']}"
         for about in abouts
     )
-    return "\n\n".join(["; ".join(where) + ".", *map(table, panels.values())])
+    return "\n\n".join(["; ".join(where) + ".", *map(panel_table, panels.values())])
 
 
 def filled(page: str, text: str) -> str:

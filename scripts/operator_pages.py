@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
+from markdown_table import table
 
 from cupy_training_ops.call.help import Row, sections
 from cupy_training_ops.call.op import Op
@@ -44,9 +45,8 @@ def page(family: str) -> str:
     ]
     for name in sorted(FAMILIES[family]):
         parts += operator(get_op(name), examples.get(name, ""), shared)
-    table = differences(family)
-    if table:
-        parts += ["## Where ONNX Runtime differs", table]
+    if differing := differences(family):
+        parts += ["## Where ONNX Runtime differs", differing]
     return "\n\n".join(parts) + "\n"
 
 
@@ -109,7 +109,7 @@ def tables(cls: type[Op], found: Mapping[str, Sequence[Row]]) -> Iterator[str]:
         elif title == "types" and isinstance(cls.types, TypeRows):
             head, *rows = rows
         if rows:
-            yield table(head, rows)
+            yield table(head, ([f"`{first}`", *map(escaped, rest)] for first, *rest in rows))
 
 
 def written(cls: type[Op]) -> str:
@@ -143,17 +143,6 @@ def memory_first(text: str) -> tuple[str, str]:
     return memory, "".join(rest)
 
 
-def table(head: Sequence[str], rows: Sequence[Row]) -> str:
-    """A table, the first column in type of code."""
-    lines = [row_of(head), "|" + "---|" * len(head)]
-    lines += [row_of([f"`{first}`", *map(escaped, rest)]) for first, *rest in rows]
-    return "\n".join(lines)
-
-
-def row_of(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"
-
-
 def prose(paragraph: str) -> str:
     """A paragraph of a docstring; what is indented is code in either form."""
     return paragraph if paragraph.startswith("    ") else escaped(paragraph)
@@ -179,17 +168,17 @@ def differences(family: str) -> str:
 
 def index() -> str:
     """All operators by family: formula, function, place."""
-    lines = []
+    parts = []
     for family in FAMILIES:
-        lines += [f"### [{family}](operators/{family}.md)", "", about(family)[0], ""]
-        lines += ["| operator | function | formula |", "|---|---|---|"]
-        lines += [*(index_row(family, cls) for cls in newest(family)), ""]
-    return "\n".join(lines).rstrip()
+        rows = (index_row(family, cls) for cls in newest(family))
+        parts += [f"### [{family}](operators/{family}.md)", about(family)[0]]
+        parts.append(table(("operator", "function", "formula"), rows))
+    return "\n\n".join(parts)
 
 
-def index_row(family: str, cls: type[Op]) -> str:
+def index_row(family: str, cls: type[Op]) -> list[str]:
     formula = written(cls).partition("\n")[0].partition(": ")[2].removesuffix(".")
-    return row_of([link(family, cls.name), f"`{cls.function_name}`", f"`{formula}`"])
+    return [link(family, cls.name), f"`{cls.function_name}`", f"`{formula}`"]
 
 
 def link(family: str, name: str) -> str:
@@ -202,7 +191,7 @@ def upstream() -> set[str]:
     return {row["op"] for row in json.loads(REGISTRATIONS.read_text("utf-8"))["registrations"]}
 
 
-def coverage() -> list[str]:
+def coverage() -> str:
     """The families: how many operators of upstream's, and how many more."""
     theirs = upstream()
     cells = []
@@ -214,15 +203,15 @@ def coverage() -> list[str]:
     cells += [" | "] * (-len(cells) % COLUMNS)
     height = len(cells) // COLUMNS
     rows = [f"| {' | '.join(cells[i::height])} |" for i in range(height)]
-    return ["|" + " family | here |" * COLUMNS, "|" + "---|---|" * COLUMNS, *rows]
+    return "\n".join(["|" + " family | here |" * COLUMNS, "|" + "---|---|" * COLUMNS, *rows])
 
 
-def names_upstream() -> list[str]:
+def names_upstream() -> str:
     """Upstream's operators: what each is called here, what it takes, what differs."""
     found = [(f, cls) for f in FAMILIES for cls in newest(f) if cls.name in upstream()]
     rows = [upstream_row(family, cls) for family, cls in sorted(found, key=lambda it: it[1].name)]
     head = ("operator", "version", "function", "inputs in order", "attributes", "differs")
-    return [row_of(head), "|" + "---|" * len(head), *map(row_of, rows)]
+    return table(head, rows)
 
 
 def upstream_row(family: str, cls: type[Op]) -> list[str]:

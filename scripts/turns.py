@@ -7,7 +7,6 @@ tests of its checkout before all others. Whatever else the machine does falls on
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -18,7 +17,7 @@ import sys
 import time
 import timeit
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ import click
 HERE = Path(__file__).resolve().parent.parent
 SERVE = "--serve"
 SECONDS = 0.005  # of a run
-COMPARED = "| call | old us | us | us / old us (p20, p80) |"
 PACKAGE = "cupy_training_ops"
 
 
@@ -80,43 +78,6 @@ def in_turns(
         for checkout, found in pairs[:: -1 if number % 2 else 1]:
             found.append(checkout.ask(question, *arguments))
     return answers
-
-
-def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a script that times calls."""
-    folder = click.Path(exists=True, file_okay=False, path_type=Path)
-    for option in (
-        click.option("--runs", type=click.IntRange(2), default=150, show_default=True),
-        click.option("--only", default="", help="Only calls whose name contains this."),
-        click.option("--against", type=folder, help="Another checkout, to compare with."),
-    ):
-        command = option(command)
-    return command
-
-
-def print_times(
-    script: str,
-    names: Callable[[Checkout], Iterable[str]],
-    against: Path | None,
-    only: str,
-    runs: int,
-) -> None:
-    """A table of a script's `microseconds` of the calls with these names, beside the other's."""
-    folders = [HERE] if against is None else [against, HERE]
-    with contextlib.ExitStack() as stack:
-        checkouts = [stack.enter_context(Checkout(folder, script)) for folder in folders]
-        click.echo("| call | us |" if against is None else COMPARED)
-        click.echo("|---" * (2 * len(folders)) + "|")
-        for name in (name for name in names(checkouts[0]) if only in name):
-            click.echo(row(name, *in_turns(checkouts, runs, "microseconds", name)))
-
-
-def row(name: str, *runs: Sequence[float]) -> str:
-    """The best run of each checkout, and the ratio of two with its scatter over the runs."""
-    cells = [name, *(f"{min(found):.2f}" for found in runs)]
-    if len(runs) == 2:
-        cells.append("{:.3f} ({:.3f}, {:.3f})".format(*ratios(*runs)))
-    return f"| {' | '.join(cells)} |"
 
 
 def ratios(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:

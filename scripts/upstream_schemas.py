@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from markdown_table import table
+
 from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.schema import REQUIRED, Input, Output
 from cupy_training_ops.dtypes import ELEMENT_TYPES, dtype_name, to_dtype
@@ -257,13 +259,12 @@ def _aliases(cls: type[Op], pairs: Sequence[Any], schema: Any) -> Iterator[Field
         yield f"output {item.name} alias", of_output.get(place, "none"), item.aliases or "none"
 
 
-def table() -> str:
+def declarations() -> str:
     """Rows of a document: operators with the same difference in one."""
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for op, field, upstream, here in differences():
         reason = Difference(op, field, upstream, here).reason or ""
         rows.setdefault((field, upstream, here, reason), []).append(op)
-    lines = ["| operator | field | upstream | here | why |", "|---|---|---|---|---|"]
-    for cells, ops in sorted(rows.items(), key=lambda row: (row[1], row[0])):
-        lines.append(f"| {', '.join(sorted(ops))} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    ordered = sorted(rows.items(), key=lambda row: (row[1], row[0]))
+    columns = ("operator", "field", "upstream", "here", "why")
+    return table(columns, ([", ".join(sorted(ops)), *cells] for cells, ops in ordered))

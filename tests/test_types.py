@@ -29,10 +29,10 @@ USES = Path("tests") / "typing_uses"
 
 
 @pytest.fixture
-def stub_operators(monkeypatch) -> Any:
-    """The script that writes an operator's part."""
+def generate_stub(monkeypatch) -> Any:
+    """The script that writes it."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    return importlib.import_module("stub_operators")
+    return importlib.import_module("generate_stub")
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -109,21 +109,19 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("cls", EXPECTED, ids=lambda cls: cls.name)
-def test_all_that_can_be_declared_has_its_types(stub_operators, cls) -> None:
-    text = " ".join(" ".join(stub_operators.operator_class(cls, cls.name)).split())
+def test_all_that_can_be_declared_has_its_types(generate_stub, cls) -> None:
+    text = " ".join(" ".join(generate_stub.operator_class(cls, cls.name)).split())
     assert EXPECTED[cls] in text.replace("( ", "(").replace(", )", ")")
 
 
-def test_versions_have_a_class_each(stub_operators) -> None:
+def test_versions_have_a_class_each(generate_stub) -> None:
     old, new = frame_probe.OPS["ProbeScale"]
     versions = {"ProbeScale": (new, old)}
-    classes = "\n".join(stub_operators.classes(versions))
+    classes = "\n".join(generate_stub.classes(versions))
     assert "class ProbeScale(Op):" in classes
     assert "class _ProbeScale_12(Op):" in classes
-    (function,) = stub_operators.functions(versions)
+    (function,) = generate_stub.functions(versions)
     assert "factor: _Real = 3.0" in function
-    import generate_stub
-
     assert list(generate_stub.versions([old, new])["ProbeScale"]) == [new, old]
     assert list(generate_stub.look_up(versions))[:2] == [
         '@overload\ndef get_op(name: Literal["ProbeScale"], version: None = None) '
@@ -133,14 +131,14 @@ def test_versions_have_a_class_each(stub_operators) -> None:
     ]
 
 
-def test_an_optional_input_before_a_required_one_is_given_as_none(stub_operators) -> None:
+def test_an_optional_input_before_a_required_one_is_given_as_none(generate_stub) -> None:
     class Between(Op):
         """Y = X."""
 
         inputs = (Input("A", "float32", optional=True), Input("B", "float32"))
         outputs = (Output("Y", "float32"),)
 
-    assert stub_operators.inputs(Between) == ["A: _Array | None", "B: _Array"]
+    assert generate_stub.inputs(Between) == ["A: _Array | None", "B: _Array"]
 
 
 def gives_a_set(value) -> set[int]:
@@ -148,15 +146,15 @@ def gives_a_set(value) -> set[int]:
     return set(value)
 
 
-def test_a_converter_of_an_unknown_type_is_named(stub_operators) -> None:
+def test_a_converter_of_an_unknown_type_is_named(generate_stub) -> None:
     class Odd(Op):
         """Y = X."""
 
         outputs = (Output("Y", "float32"),)
         places = attribute(optional(gives_a_set), None)
 
-    with pytest.raises(ArgumentError, match=r"Odd: places: scripts/stub_operators.py: TAKEN"):
-        list(stub_operators.operator_class(Odd, "Odd"))
+    with pytest.raises(ArgumentError, match=r"Odd: places: scripts/generate_stub.py: TAKEN"):
+        list(generate_stub.operator_class(Odd, "Odd"))
 
 
 # ---- checkers and editors ------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Activations and their gradients.  CPU provider: cupy_training_ops/families/activation/reference.py
+//
+// All kernels are element-wise (algorithm/elementwise.cuh): a block has one tile of n elements.
+// aligned: all arrays begin at multiples of 16 bytes, and are read and written in vectors.
 #include "activation/facts.cuh"
 #include "activation/gelu.cuh"
 #include "algorithm/elementwise.cuh"
@@ -17,6 +20,7 @@ static_assert(ARE_SAME<ACC, Acc<T>>);
 
 using Tile = Tiling<T, THREADS, NBYTES>;
 
+// x > 0; a subnormal counts, which -ftz=true would flush before the comparison.
 __device__ __forceinline__ bool is_positive(float x) { return bits_of(x) - 1u < 0x7F800000u; }
 __device__ __forceinline__ bool is_positive(double x) { return x > 0.0; }
 

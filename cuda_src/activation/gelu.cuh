@@ -2,9 +2,9 @@
 // Activations of the form x F(x), F a distribution function: Gelu (normal), FastGelu, QuickGelu
 // (logistic).
 //
-// Their slopes satisfy slope(-x) = 1 - slope(x), so each is worked out where it falls to 0, at -t
-// with t = |x|, and needs one exponential. t is cut off where that exponential is long zero: so
-// infinities give limits, and NaN stays NaN.
+// Slopes (derivatives) satisfy slope(-x) = 1 - slope(x). So each is computed at -t, t = |x|, where
+// it goes to 0 and needs one exponential. t is limited to where that exponential is zero: then
+// infinite x gives the limit, and NaN stays NaN.
 #pragma once
 #include "activation/facts.cuh"
 #include "math/exp.cuh"
@@ -15,13 +15,14 @@ using facts::activation::NORMAL_END;
 
 using namespace math::exp;
 
-// By bits in double, whose every comparison and sign change takes as long as an addition.
+// In double by the bits: a comparison or a sign change takes as long as an addition.
 __device__ __forceinline__ float absolute(float x) { return fabsf(x); }
 __device__ __forceinline__ double absolute(double x) { return double_of(bits_of(x) << 1 >> 1); }
+// True if x is positive; zeros and NaN may give either.
 __device__ __forceinline__ bool is_rising(float x) { return x > 0.0f; }
 __device__ __forceinline__ bool is_rising(double x) { return bits_of(x) >> 63 == 0; }
 
-// min(|x|, most); NaN of NaN.
+// min(|x|, most); NaN if x is NaN.
 template <class R>
 __device__ __forceinline__ R magnitude(R x, double most) {
     return absolute(x) > R(most) ? R(most) : absolute(x);
@@ -35,7 +36,7 @@ __device__ __forceinline__ float magnitude(float x, double most) {
 }
 #endif
 
-// slope(x) from slope(-|x|).
+// slope(x), where falling = slope(-|x|).
 template <class R>
 __device__ __forceinline__ R mirrored(R x, R falling) {
     return is_rising(x) ? R(1) - falling : falling;
@@ -45,9 +46,10 @@ __device__ __forceinline__ R mirrored(R x, R falling) {
 
 constexpr double INV_SQRT_2PI = 0.39894228040143267794;
 
-// e^(t^2 / 2) (Phi(-t) - t phi(t)) = (ROOT - t) Q(t), with the derivative's zero taken out so that
-// it is accurate beside it. Q: a polynomial in 1 / (1 + 3/8 t), within 2e-8 e^(t^2 / 2)
-// and 2e-6 up to t = 15, beyond which e^(-t^2 / 2) is zero in float.
+// e^(t^2 / 2) (Phi(-t) - t phi(t)) = (ROOT - t) Q(t). ROOT = 0.75179154 - 1.2e-8 is the zero of the
+// slope; as a factor of its own it keeps the result accurate near it. Q is a polynomial in 1 / (1 +
+// 3/8 t), off by at most 2e-8 e^(t^2 / 2) and 2e-6 up to t = 15; beyond, e^(-t^2 / 2) is zero in
+// float.
 __device__ __forceinline__ float scaled_falling_slope(float t) {
     const float u = reciprocal(fmaf(0.375f, t, 1.0f));
     const float q = polynomial(u, 0.016877977f, -0.07511837f, 0.09157038f, 0.02498406f, 0.09640422f,
@@ -55,12 +57,13 @@ __device__ __forceinline__ float scaled_falling_slope(float t) {
     return ((0.75179154f - t) - 1.211445e-8f) * q;
 }
 
+// e^(t^2 / 2) Phi(-t).
 __device__ __forceinline__ float scaled_tail(float t) {
     return fmaf(0.39894228f, t, scaled_falling_slope(t));
 }
 
-// e^(t^2 / 2) Phi(-t) / RAISED = over / under up to NORMAL_END, within 1e-16 of it before coefficients
-// are rounded. All coefficients are positive, so that no digits are lost.
+// e^(t^2 / 2) Phi(-t) / RAISED = over / under for t <= NORMAL_END, with an error of 1e-16 beside
+// rounding. All coefficients are positive, so nothing cancels.
 __device__ __forceinline__ Ratio scaled_tail(double t) {
     const double over =
         polynomial(t, 1.3963583253577922e-06, 3.7493618885895367e-05, 0.0004930549974805149,
@@ -74,8 +77,8 @@ __device__ __forceinline__ Ratio scaled_tail(double t) {
     return {over, under};
 }
 
-// x Phi(x) = max(x, 0) - t Phi(-t), t = |x|; its slope at -t is Phi(-t) - t phi(t). Both have the factor
-// e^(-t^2 / 2), the bell, as scaled_tail and scaled_falling_slope have not.
+// x Phi(x) = max(x, 0) - t Phi(-t), t = |x|; its slope at -t is Phi(-t) - t phi(t). Both are
+// normal_exponential(t) = e^(-t^2 / 2) times scaled_tail or scaled_falling_slope.
 __device__ __forceinline__ float gelu_value(float x) {
     const float t = magnitude(x, NORMAL_END);
     return (is_rising(x) ? x : 0.0f) - t * (normal_exponential(t) * scaled_tail(t));
@@ -85,8 +88,8 @@ __device__ __forceinline__ float gelu_slope(float x) {
     return mirrored(x, normal_exponential(t) * scaled_falling_slope(t));
 }
 
-// Bell and tail are ratios, over / under: one division for both. RAISED, a factor of bell.over and of
-// tail.under, falls out.
+// The same in double: bell = RAISED e^(-t^2 / 2) and tail = scaled_tail(t) are ratios, so that one
+// division is enough. RAISED is a factor of bell.over and tail.under, and cancels.
 __device__ __forceinline__ double gelu_value(double x) {
     const double t = magnitude(x, NORMAL_END);
     const Ratio bell = raised_normal_exponential(t), tail = scaled_tail(t);
@@ -105,6 +108,7 @@ __device__ __forceinline__ double gelu_slope(double x) {
 constexpr double LOGISTIC_END = 1000;
 constexpr double LOG2_E = 1.44269504088896340736;
 
+// x s(v) = x e / (1 + e) or x / (1 + e), e = e^-|v|; 0 where s(v) is, also for x = -inf.
 template <class R>
 __device__ __forceinline__ R gated(R x, R v) {
     const R e = power_of_2(magnitude(v, LOGISTIC_END) * R(-LOG2_E));
@@ -112,7 +116,8 @@ __device__ __forceinline__ R gated(R x, R v) {
     return s == R(0) ? s : x * s;
 }
 
-// s + w s (1 - s) at -v, for v >= 0 and w = x dv/dx: r (1 - w s) with r = s(-v), s = s(v).
+// d/dx (x s(v)) = s(v) + w s(v) (1 - s(v)), w = x dv/dx, but at -x, for v >= 0:
+// s(-v) (1 - w s(v)), as -x gives -v and -w.
 template <class R>
 __device__ __forceinline__ R falling_gate_slope(R v, R w) {
     const R e = power_of_2(v * R(-LOG2_E));
@@ -141,7 +146,7 @@ template <class R>
 __device__ __forceinline__ R fast_gelu_slope(R x) {
     const R t = magnitude(x, FAST_END);
     const R v = t * (R(FAST_1) + R(FAST_3) * (t * t));
-    const R w = t * (R(FAST_1) + R(3 * FAST_3) * (t * t));
+    const R w = t * (R(FAST_1) + R(3 * FAST_3) * (t * t));  // t dv/dt
     return mirrored(x, falling_gate_slope(v, w));
 }
 

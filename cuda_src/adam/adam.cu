@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Steps of Adam.  CPU provider: cupy_training_ops/families/adam/reference.py
 //
-// What a step computes is kept in the accumulator of the weights and rounded once for each array
-// that is written.
+// A step is computed in the accumulator of the weights' type, and rounded once for each output.
 #include "adam/codes.cuh"
 #include "adam/facts.cuh"
 #include "algorithm/multi_tensor.cuh"
@@ -26,22 +25,23 @@ using ACC = Acc<W>;
 
 constexpr bool MOMENT_IS_WIDER = sizeof(MOMENT) > sizeof(W);
 constexpr int WIDTH = 16 / (MOMENT_IS_WIDER ? sizeof(MOMENT) : sizeof(W));
-// Vectors of each array that a thread has in flight: more would take too many registers.
+// Vectors of each array that a thread loads before it stores: more would take too many registers.
 constexpr int WEIGHT_VECS = sizeof(W) == 4 ? VECS : 1;
 constexpr i64 CHUNK = CHUNK_NBYTES / 16 * WIDTH;
 constexpr i64 OF_ONE = ONE_NBYTES / 16 * WIDTH;
 using Tiling = range_map::Tiling<WIDTH, WEIGHT_VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
+// Numbers of a step that all weights share; see struct Adam for their use.
 struct AdamFactors {
     ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, rate, root_scale, epsilon, decay;
     bool decays_updated, update;
 };
 
-// The numbers by which a step is computed, for all weights alike. of_moments = {1 - alpha^t, 1 - beta^t}
-// as read_numbers makes them, or {1, 1}: u = rate m / (sqrt(v) root_scale + epsilon) with
-//     decays_updated   rate = lr sqrt(of_moments[1]) / of_moments[0], root_scale = 1
-//     else             rate = lr / of_moments[0], root_scale = 1 / sqrt(of_moments[1])
+// u = rate m / (sqrt(v) root_scale + epsilon), where c = of_moments = {1 - alpha^t, 1 - beta^t}, or
+// {1, 1} without bias correction:
+//     decays_updated   rate = lr sqrt(c[1]) / c[0], root_scale = 1
+//     else             rate = lr / c[0],            root_scale = 1 / sqrt(c[1])
 __device__ __forceinline__ AdamFactors adam_factors(const AdamRule& rule, const Numbers& numbers,
                                                     const double (&of_moments)[2]) {
     const double lr = numbers.rate, of_first = of_moments[0], root = sqrt(of_moments[1]);
@@ -60,7 +60,7 @@ __device__ __forceinline__ AdamFactors adam_factors(const AdamRule& rule, const 
     return by;
 }
 
-// The factors of a step, in each block; `by` and `of_moments` are in shared memory.
+// by = the factors of this step; every block computes them. `by` and `of_moments` are in shared memory.
 __device__ __forceinline__ void make_factors(AdamFactors& by, double (&of_moments)[2],
                                              const AdamRule& rule, const Either<1>& rate,
                                              const Either<1>& step, const Either<1>& loss_scale,
@@ -122,16 +122,16 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
     }
 };
 
-// Blocks of a multiprocessor for moments in codes, which are computed on more than they are waited
-// for: a block more has fewer registers, too few where the largest of a warp takes shuffles.
+// Least number of resident blocks in the launch bounds of adam__coded_list, which is bound by
+// computation. Six leave too few registers before 8.0, where the maximum of a warp takes shuffles.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int CODED_BLOCKS = 4;
 #else
 constexpr int CODED_BLOCKS = 6;
 #endif
 
-// A step over moments in codes, by a warp for each block of them; the same bits as on the host: no
-// product is added unrounded.
+// struct Adam for moments in codes (codes.cuh). A warp has CODED_BLOCK elements, a lane WIDTH of them.
+// Moments have the same bits as on the host: __fmul_rn and __fadd_rn keep the compiler from using fma.
 struct CodedAdam {
     static constexpr int WIDTH = CODED_BLOCK / WARP;  // elements of a lane
     static_assert(WIDTH == 4);
@@ -190,11 +190,11 @@ struct CodedAdam {
         }
         return found;
     }
-    // By 1, as mostly, nothing is to be divided.
+    // gradient / by.divisor; the divisor is mostly 1.
     __device__ __forceinline__ float divided(float gradient) const {
         return by.divisor == 1 ? gradient : __fdiv_rn(gradient, static_cast<float>(by.divisor));
     }
-    // The block of codes that begins at `start`.
+    // The step for elements [start, start + CODED_BLOCK) of n.
     template <bool ARE_VECS>
     __device__ __forceinline__ void run_block(i64 start, i64 n) const {
         const i64 i = start + threadIdx.x % WARP * WIDTH;
@@ -261,7 +261,8 @@ struct CodedAdam {
 
 using namespace cto;
 
-// One step of Adam on one parameter of n elements, as struct Adam says; OF_ONE elements a block.
+// One step of Adam (struct Adam) on one parameter of n elements; a block has OF_ONE of them.
+// Outputs may be null, or the same arrays as the inputs. A skipped step copies inputs to outputs.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam_optimizer(const W* w, const GRAD* g, const MOMENT* m, const MOMENT* v, const void* copy,
                    W* new_w, GRAD* new_g, MOMENT* new_m, MOMENT* new_v, void* new_copy,
@@ -281,7 +282,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     Adam{parameter, new_w, new_g, new_m, new_v, rounded, by}.run(first, end, n);
 }
 
-// Lists: weights, gradients, both moments, copies; then those that are written, in the same order.
+// One step of Adam (struct Adam) on each of columns.n_tensors parameters; a block has one chunk of one
+// tensor. arrays: lists 0 to 4 are w, g, m, v and low-precision weights; 5 to 9 are their new values. A
+// list may be absent.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam__list(const __grid_constant__ Pointers<POINTERS> arrays,
                const __grid_constant__ Columns<10> columns,
@@ -312,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam.run(chunk.first, chunk.end, chunk.n);
 }
 
-// adam__list for moments in codes.
+// adam__list for moments in codes (struct CodedAdam): a warp has CODED_BLOCK elements at a time.
 extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<10> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
@@ -341,7 +344,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_
     adam.run(chunk.first, chunk.end, chunk.n);
 }
 
-// new_step = step + 1 where the step is made, else step.
+// new_step = step + 1, or step if the step is skipped. One thread.
 extern "C" __global__ void adam__count(const __grid_constant__ Either<1> rate,
                                        const __grid_constant__ Either<1> step,
                                        const __grid_constant__ Either<1> loss_scale,

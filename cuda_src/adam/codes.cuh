@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Moments in bytes: the upper bits of each float, counted down from the largest of its block.
+// Moments of Adam in one byte each: the upper bits of the float, relative to its block.
 // CPU provider: cupy_training_ops/families/adam/codes.py
 //
-// An array of n codes is followed by a byte for each block: the exponent of its largest. A code is
-// the float's exponent and the first BITS of its fraction, as one number, less that of the block's
-// least; 0 is 0. First moments have a sign above it.
+//     upper = float's exponent and first BITS of its fraction, one number
+//     code = max(upper - base, 0), 0 for 0; the first moment has its sign in bit 7
+//
+// `base` follows from the exponent of the block's largest element, so that its code is the largest. An
+// array is n codes, and then that exponent, a byte for each block of CODED_BLOCK elements.
 #pragma once
 #include "adam/facts.cuh"
 #include "core/types.cuh"
@@ -17,7 +19,7 @@ using facts::adam::SECOND_BITS;
 
 constexpr u32 INFINITE = 0x7F800000u, SIGN = 0x80000000u, LARGEST_EXPONENT = 255;
 
-// 32 bits that look random, of an element and a step.
+// A hash of element and step: 32 pseudorandom bits.
 __device__ __forceinline__ u32 noise(u32 element, u32 step) {
     u32 x = element * 0x9E3779B1u + step * 0x85EBCA77u;
     x = (x ^ x >> 16) * 0x7FEB352Du;
@@ -25,23 +27,23 @@ __device__ __forceinline__ u32 noise(u32 element, u32 step) {
     return x ^ x >> 16;
 }
 
-// BITS of the fraction are kept; TOP is the largest code.
+// BITS of the fraction are stored; TOP is the largest code.
 template <int BITS, u32 TOP>
 struct Format {
     static constexpr int SHIFT = 23 - BITS;
-    static constexpr u32 REST = (1u << SHIFT) - 1;
+    static constexpr u32 REST = (1u << SHIFT) - 1;  // mask of the bits that are rounded off
 
-    // What is subtracted from a block's upper bits, so that the largest is coded as TOP at most.
+    // The base of a block whose largest element has this exponent.
     static __device__ __forceinline__ u32 base(u32 exponent) {
         const u32 largest = (exponent << BITS) + (1u << BITS) - 1;
         return largest > TOP ? largest - TOP : 0;
     }
-    // The upper bits of a finite number that is not negative, once `added` (REST at most) was added to
-    // all of them: 0 for 0.
+    // `upper` of a finite number >= 0, rounded: up if the bits that are cut off plus `added` carry.
+    // added <= REST, so 0 gives 0.
     static __device__ __forceinline__ u32 upper(u32 bits, u32 added) {
         return bits + added >> SHIFT;
     }
-    // `upper` where NaN and infinities stay what they are.
+    // `upper`, where NaN stays NaN and infinity stays infinity.
     static __device__ __forceinline__ u32 upper_of_any(u32 bits, u32 added) {
         if (bits >= INFINITE) return (bits > INFINITE ? 0x7FC00000u : INFINITE) >> SHIFT;
         return upper(bits, added);
@@ -58,6 +60,7 @@ struct Format {
 using First = Format<FIRST_BITS, 127>;
 using Second = Format<SECOND_BITS, 255>;
 
+// The float of a code of a first moment (with a sign), of a second moment (without).
 __device__ __forceinline__ float decoded_first(u32 code, u32 base) {
     return __uint_as_float(First::bits(code & 127u, base) | (code & 128u) << 24);
 }
@@ -65,7 +68,7 @@ __device__ __forceinline__ float decoded_second(u32 code, u32 base) {
     return __uint_as_float(Second::bits(code, base));
 }
 
-// The largest of a warp's numbers.
+// The largest of the warp's numbers, in each lane.
 __device__ __forceinline__ u32 largest(u32 mine) {
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800
 #pragma unroll
@@ -79,8 +82,8 @@ __device__ __forceinline__ u32 largest(u32 mine) {
 #endif
 }
 
-// upper[k] = exponent and first BITS of the fraction of |x[k]|, after added(k), less than one unit of them,
-// was added to its bits to round it. Returns the exponent of the largest of the block, which is a warp's.
+// upper[k] = Format::upper of |x[k]|, rounded with added(k). Returns the exponent of the largest of the
+// block, whose elements are those of this warp, four a lane.
 template <class Format, class Added>
 __device__ __forceinline__ u32 uppers(const float (&x)[4], const Added& added, u32 (&upper)[4]) {
     u32 most = 0;
@@ -97,9 +100,9 @@ __device__ __forceinline__ u32 uppers(const float (&x)[4], const Added& added, u
     return LARGEST_EXPONENT;
 }
 
-// The codes of a block's first moments, four a lane; returns the block's exponent. A number is rounded up
-// with the probability of its distance from the one below, by the upper bits of its noise: so a moment
-// follows a mean that moves slowly, where rounding to nearest would leave it.
+// The codes of a block's first moments, four a lane; returns the block's exponent. Stochastic
+// rounding, by the upper bits of the noise: the mean of many steps is right, where rounding to
+// nearest would drop changes that are small beside the moment.
 __device__ __forceinline__ u32 encode_first(const float (&x)[4], const u32 (&noises)[4],
                                             u8 (&codes)[4]) {
     u32 upper[4];
@@ -113,8 +116,8 @@ __device__ __forceinline__ u32 encode_first(const float (&x)[4], const u32 (&noi
     return exponent;
 }
 
-// The codes of second moments, as encode_first's, but rounded by the lower bits of noise. What is not 0
-// is never coded as 0.
+// encode_first for second moments, rounded by the lower bits of the noise. The code is at least 1
+// unless x[k] is 0: a divisor that became 0 would make the update huge.
 __device__ __forceinline__ u32 encode_second(const float (&x)[4], const u32 (&noises)[4],
                                              u8 (&codes)[4]) {
     u32 upper[4];

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT
-// Sums over the rows of a matrix, in a fixed order. A thread adds N neighbouring columns of every
-// blockDim.y-th row; then the threads of a block that have the same columns add up their sums.
+// SPDX-License-Identifier: MIT sum[column] = sum over rows of a matrix, in a fixed order. A thread
+// sums N neighbouring columns of every blockDim.y-th row; then the threads of a block with the same
+// columns add their sums.
 #pragma once
 #include "core/vec.cuh"
 
@@ -8,7 +8,7 @@ namespace cto::column_reduce {
 
 using vec::Vec;
 
-// How many rows are one thread's own, of n < 2^31 rows that begin with its first.
+// How many rows a thread sums, of n < 2^31 rows from its first one on.
 __device__ __forceinline__ i32 rows_of(i64 n) {
     return n <= 0 ? 0 : (static_cast<u32>(n) + blockDim.y - 1) / blockDim.y;
 }
@@ -39,8 +39,8 @@ struct Columns {
         }
     }
 
-    // Adds up the threads of a block that differ in threadIdx.y only; valid where that is 0.
-    // of_thread: shared memory, an entry for each thread of the block.
+    // Adds the sums of the threads that differ in threadIdx.y only; the result is in threadIdx.y ==
+    // 0. of_thread: shared memory, an entry for each thread of the block.
     __device__ __forceinline__ void sum_over_y(Vec<A, N>* of_thread) {
         const u32 i = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
         u32 half = 1;

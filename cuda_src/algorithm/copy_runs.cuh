@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: MIT
-// Data movement: an output that is put together from runs of consecutive words.
+// Data movement: an output is a sequence of runs of consecutive words, or of zeros.
 //
 // A word (T) is as wide as all addresses and lengths of a launch allow. A thread writes vectors of
-// 16 aligned bytes, wherever their words come from: it loads the 32 aligned bytes around and
-// shifts. A source says what belongs at a position of the output: `at(position)` is a Run.
+// 16 aligned bytes; if their source is not aligned, it loads the 32 aligned bytes around it and
+// shifts. A source tells where the words of the output come from: `at(position)` is a Run.
 #pragma once
 #include "core/vec.cuh"
 
 namespace cto::copy_runs {
 
-// Blocks on a multiprocessor at least: registers for that many, so that none is spilled for more.
+// Blocks on a multiprocessor, for __launch_bounds__; for more, registers would spill.
 constexpr int RESIDENT = 8;
 
-// A block of THREADS writes a tile. A vector is WORDS words: 16 bytes of them, or 1 where runs are
-// short. A thread writes VECS vectors.
+// A block of THREADS writes a tile. A vector is WORDS words: 16 bytes of them, or 1 for short runs.
+// A thread writes VECS vectors.
 template <class T, int WORDS, int VECS, int THREADS>
 struct Tiling {
     using Word = T;
     using Vec = vec::Vec<T, WORDS>;
     static constexpr int words = WORDS, vecs = VECS;
-    static constexpr int row = WARP * WORDS;             // words that a warp writes at a time
-    static constexpr int warp = VECS * row;              // and in all, one row after the other
+    static constexpr int row = WARP * WORDS;  // words of a row: a warp's vectors side by side
+    static constexpr int warp = VECS * row;   // words of a warp, VECS rows
     static constexpr int size = VECS * THREADS * WORDS;  // words of a tile
 };
 
@@ -39,19 +39,20 @@ __device__ __forceinline__ Run<T> zeros(i64 length) {
     return {nullptr, length, nullptr, nullptr};
 }
 
+// The pointer that lane `lane` passes.
 template <class T>
 __device__ __forceinline__ const T* shuffled(const T* pointer, int lane) {
     const u64 address = __shfl_sync(ALL_LANES, reinterpret_cast<u64>(pointer), lane);
     return reinterpret_cast<const T*>(address);
 }
 
-// The bytes that are loaded for a vector: the aligned ones around it.
+// The 16 or 32 aligned bytes around a vector that starts at any address.
 template <class T, int N>
 struct Loaded {
     uint4 low, high;
     u32 shift;
 
-    // True if the run has so many words, and its array all that is loaded for them.
+    // True if the run has `words` words, and all bytes loaded for them are inside its array.
     __device__ static bool possible(const Run<T>& run, int words) {
         if (run.length < words || !run.from) return run.length >= words;
         const i64 before = vec::bytes_past_16(run.from) / sizeof(T);
@@ -67,7 +68,7 @@ struct Loaded {
         if (shift) high = __ldg(aligned + 1);
     }
 
-    // The 16 bytes from `shift` on: by two words of 32 bits, by one, by bytes.
+    // The 16 bytes from byte `shift` on.
     __device__ vec::Vec<T, N> shifted() const {
         u32 w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
         if (shift & 8) {
@@ -96,8 +97,9 @@ struct Loaded<T, 1> {
     __device__ vec::Vec<T, 1> shifted() const { return word; }
 };
 
-// Loads those of a lane's vectors that lie in one run and returns a bit for each. Lane u finds the
-// run of row u; only where that run ends inside the row does every lane look for its own.
+// Loads the lane's vectors that lie in one run; bit u of the result: vector u is loaded.
+// Lane u asks for the run of row u; if it ends inside the row, every lane asks for the
+// run of its own vector.
 template <class S, class Source>
 __device__ __forceinline__ u32 load_vecs(const Source& source, i64 n, i64 first, int lane,
                                          Loaded<typename S::Word, S::words>* loaded) {
@@ -129,8 +131,8 @@ __device__ __forceinline__ u32 load_vecs(const Source& source, i64 n, i64 first,
     return done;
 }
 
-// Vectors of a row that several runs share, or that an end of the output cuts off: those of the
-// lanes in `left`, a lane for every word.
+// Copies the vectors of the lanes in `left`, word by word, one vector after the other, a lane a
+// word: vectors that several runs share, or that are partly outside of the output.
 template <class S, class Source>
 __device__ __forceinline__ void copy_words(typename S::Word* out, i64 n, i64 row, u32 left,
                                            int lane, const Source& source) {
@@ -143,8 +145,8 @@ __device__ __forceinline__ void copy_words(typename S::Word* out, i64 n, i64 row
     }
 }
 
-// A tile of words of 16 bytes that lies in one run, which is looked for once. Whether it does. Words of a
-// large copy go by way of the caches: loads and stores past them take 3 % longer.
+// Copies a tile of words of 16 bytes if it lies in one run; returns false if it does not. Plain
+// loads and stores: streaming ones take 3 % longer in large copies.
 template <class S, class Source>
 __device__ __forceinline__ bool copy_run(typename S::Word* out, i64 n, i64 first,
                                          const Source& source) {
@@ -161,8 +163,8 @@ __device__ __forceinline__ bool copy_run(typename S::Word* out, i64 n, i64 first
     return true;
 }
 
-// Tile number `tile` of the n words of `out`, which may start anywhere. ARE_LONG: most tiles lie in one
-// run.
+// Writes tile `tile` of the n words of `out`, which may start at any word. ARE_LONG: most tiles lie
+// in one run.
 template <class S, bool ARE_LONG = false, class Source>
 __device__ __forceinline__ void write_tile(typename S::Word* out, i64 n, i64 tile,
                                            const Source& source) {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Element-wise operators: one streaming launch over any number of arrays of n elements.
 //
-// A kernel gives map_elements a map and one operand for each parameter of the map: in(x), out(y),
-// in_or_zero(x), out_if_wanted(y), row_or_none(b, columns). The map sees one element of each in its
-// accumulator, and writes its outputs by reference. An output may be the same array as an input:
-// a thread loads all of its elements before it stores the first.
+// A kernel calls map_elements with a map and one operand for each parameter of the map:
+//
+//     map_elements<S>(n, aligned, [](float x, float& y) { y = 2 * x; }, in(x), out(y));
+//
+// Operands: in(x), out(y), in_or_zero(x), out_if_wanted(y), row_or_none(b, columns). The map is
+// called for each element, with accumulators. An output may be the same array as an input: a thread
+// loads all of its elements before it stores the first.
 #pragma once
 #include "core/fast_division.cuh"
 #include "core/vec.cuh"
@@ -14,8 +17,8 @@ namespace cto::elementwise {
 using fast_division::Divisor;
 using vec::Vec;
 
-// A block of THREADS takes a tile; a thread has NBYTES of elements of type T in flight for each
-// array.
+// A block of THREADS computes a tile; a thread loads NBYTES of elements of type T
+// of each array together.
 template <class T, int THREADS, int NBYTES>
 struct Tiling {
     static constexpr int width = vec::WIDTH<T>;      // elements of a vector
@@ -25,13 +28,16 @@ struct Tiling {
 };
 
 // ---- a thread's elements of one array, vector u in held[u] --------------------------------------
+//
+// load and store access aligned vectors; load_apart and store_apart single
+// elements, S::threads apart.
 
-// Where a vector's element i is in a tile that is not read and written 16 bytes at a time.
 template <class S>
 __device__ __forceinline__ u32 apart(u32 offset, int i) {
     return offset + i * S::threads;
 }
 
+// Elements of an input; OPTIONAL: zeros if it is null.
 template <class S, class E, int N, bool OPTIONAL>
 struct Reader {
     static constexpr int width = N, read_nbytes = sizeof(E), written_nbytes = 0;
@@ -58,6 +64,7 @@ struct Reader {
     __device__ void store_apart(u32, u32) const {}
 };
 
+// Elements of an output, rounded as they are stored; OPTIONAL: it may be null.
 template <class S, class E, int N, bool OPTIONAL>
 struct Writer {
     static constexpr int width = N, read_nbytes = 0, written_nbytes = sizeof(E);
@@ -89,19 +96,20 @@ struct Writer {
     }
 };
 
-// A row of elements that the other arrays repeat; where it is null, -0.0, which adds nothing to any
-// number. Vectors are held as words: if the branch on null took them apart into elements, the loads
-// would be waited for one by one.
+// A row that is repeated for each row of the other arrays: element i is from[i % columns]. If it is
+// null, elements are -0.0: x + -0.0 = x for every x. Vectors are stored as words: compilers would
+// split them into elements at the branch on null, and wait for each load.
 template <class S, class E, int N>
 struct RowReader {
     static constexpr int width = N, read_nbytes = 0, written_nbytes = 0;
     const E* from;
     Divisor columns;
     i64 first;
-    bool fits_31_bits;  // every position
+    bool fits_31_bits;  // all positions of the tile do
     uint4 held[S::each / N];
     static_assert(sizeof(E) * N == sizeof(uint4));
 
+    // (first + offset) % columns.
     __device__ i64 column(u32 offset) const {
         if (!fits_31_bits) return fast_division::cell_at(first + offset, columns).column;
         const u32 position = static_cast<u32>(first) + offset;
@@ -154,6 +162,7 @@ constexpr int OF_TILING = 0;
 template <class S, int N>
 constexpr int ELEMENTS = N == OF_TILING ? S::width : N;
 
+// held<S>() gives the Reader or Writer of an operand for the tiling S.
 template <class E, int N, bool OPTIONAL>
 struct In {
     const E* x;
@@ -206,6 +215,8 @@ __device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns
 template <class Held, class...>
 constexpr int WIDTH_OF = Held::width;
 
+// Maps elements [first, first + S::size) that are below n. Stores stream past the caches if more is
+// written than read.
 template <class S, class Map, class... Held>
 __device__ __forceinline__ void map_tile(i64 first, i64 n, bool aligned, Map map, Held... arrays) {
     constexpr int N = WIDTH_OF<Held...>;
@@ -224,7 +235,8 @@ __device__ __forceinline__ void map_tile(i64 first, i64 n, bool aligned, Map map
         }
         return;
     }
-    // Whole warps: lanes of some operands work together. Elements past the end are left out there.
+    // Whole warps run the loop, as some operands shuffle among lanes; elements past the end are
+    // skipped by load_apart and store_apart.
 #pragma unroll 1
     for (u32 offset = threadIdx.x; offset - threadIdx.x % WARP < left; offset += N * S::threads) {
         (arrays.load_apart(offset, left), ...);
@@ -234,14 +246,15 @@ __device__ __forceinline__ void map_tile(i64 first, i64 n, bool aligned, Map map
     }
 }
 
-// aligned: every array starts at a multiple of 16 bytes.
+// Calls map for each of n elements; a block has one tile. aligned: every array starts at a multiple
+// of 16 bytes.
 template <class S, class Map, class... Operands>
 __device__ __forceinline__ void map_elements(i64 n, bool aligned, Map map, Operands... operands) {
     map_tile<S>(static_cast<i64>(blockIdx.x) * S::size, n, aligned, map,
                 operands.template held<S>()...);
 }
 
-// map_elements where a block has `tiles` tiles: for maps that first compute something, once for all of them.
+// map_elements with `tiles` tiles a block, for maps that compute something once for all of them.
 template <class S, class Map, class... Operands>
 __device__ __forceinline__ void map_tiles(i64 n, bool aligned, u32 tiles, Map map,
                                           Operands... operands) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // The Euclidean norm of a list of tensors, over any number of launches.
 //
-// Each block of each launch leaves sums of its squares in `partials`; the block that finishes
-// last in the last launch adds them in the order of their numbers.
+// Each block of each launch writes its sums of squares to `partials`; the last block of the last
+// launch to finish adds them in the order of their numbers.
 //
-// A square in float is infinite from |x| = 2^64 on and loses digits below 2^-63, where a norm does
-// neither. So squares of x, 2^-64 x and 2^64 x are added side by side; the first of the sums says
-// which of them is the norm's. It then also says which vectors had a part in it: the two others are
-// added of those alone.
+// In float, x^2 overflows from |x| = 2^64 on and loses digits below 2^-63, though the norm itself
+// would not. So three sums are computed: of x^2, (2^-64 x)^2 and (2^64 x)^2. The size of the first
+// tells which of the three the norm is computed from. Vectors whose sum of x^2 is of ordinary size
+// are left out of the other two: if one of these is used, such vectors do not matter.
 #pragma once
 #include "algorithm/reduce.cuh"
 
@@ -19,13 +19,14 @@ using zeroed::Zeroed;
 
 __device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
 __device__ __forceinline__ double square_root(double x) { return sqrt(x); }
-__device__ __forceinline__ u32 square_root(u32 x) { return x; }  // for types of no operator
+__device__ __forceinline__ u32 square_root(u32 x) { return x; }  // only so that templates compile
 __device__ __forceinline__ u64 square_root(u64 x) { return x; }
 
 constexpr float UP = 0x1p64f, DOWN = 0x1p-64f;
-constexpr float MOST = 0x1p96f, LEAST = 0x1p-64f;  // sums that elements as they are make precisely
+constexpr float MOST = 0x1p96f, LEAST = 0x1p-64f;  // sums of x^2 in this range are precise
 
-// Visitor that adds the squares of all elements, in A.
+// Visitor (see visit_vecs) that sums squares in A: at[0] of x, at[1] of DOWN * x, at[2] of UP * x.
+// N = 1 sum is enough for doubles, and for halves.
 template <class E, class A>
 struct SumsOfSquares {
     static constexpr int N = ARE_SAME<A, float> && !ARE_SAME<E, __half> ? 3 : 1;
@@ -44,7 +45,7 @@ struct SumsOfSquares {
             at[2] += (value * UP) * (value * UP);
         }
     }
-    // Add several vectors, if all of them are ordinary: one branch tells.
+    // Adds MANY vectors and returns true if all of them are ordinary, by one branch.
     template <int M, int MANY>
     __device__ __forceinline__ bool all(const Vec<E, M> (&x)[MANY]) {
         A sums[MANY];
@@ -60,9 +61,10 @@ struct SumsOfSquares {
         return true;
     }
 
-    // True if the sum of elements as they are is the norm's.
+    // True if the norm is computed from at[0].
     __device__ __forceinline__ bool is_precise() const { return at[0] >= LEAST && at[0] <= MOST; }
 
+    // The norm, if `at` has the sums over all elements.
     __device__ __forceinline__ A norm() const {
         if constexpr (N == 3) {
             if (at[0] > MOST) return square_root(at[1]) * UP;
@@ -72,7 +74,7 @@ struct SumsOfSquares {
     }
 
   private:
-    // A short one from a word: taken apart, elements take registers of their own.
+    // Element i in A; 2-byte elements are extracted from words, which saves registers.
     template <int M>
     static __device__ __forceinline__ A wide(const Vec<E, M>& x, int i) {
         using Unit = vec::Unit<E, vec::IN_WORDS<E, M>>;
@@ -90,8 +92,8 @@ struct SumsOfSquares {
     }
 };
 
-// True for the block that finishes last; there `sums`, a thread's own so far, become those
-// over all launches. `last` is in shared memory.
+// Writes the block's sums to `partials`. Returns true in the block that finishes last; there `sums`
+// become those over all launches. `last` is in shared memory.
 template <class E, class A, int THREADS>
 __device__ __forceinline__ bool sums_all(SumsOfSquares<E, A>& sums, A* partials,
                                          Zeroed<u32>* ticket, const Partials& place,

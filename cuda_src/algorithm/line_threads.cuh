@@ -26,12 +26,13 @@ __device__ __forceinline__ A negative_infinity() {
     return -static_cast<A>(__int_as_float(0x7F800000));
 }
 
-// Threads side by side: a power of two within a warp, or all of a block.
+// Maxima and sums over `threads` neighbouring threads: a power of two up to
+// WARP, or the whole block.
 template <class A>
 struct RowThreads {
     u32 threads;
     A* of_warp;                 // shared memory, WARP entries
-    mutable bool used = false;  // whether some thread may still read it
+    mutable bool used = false;  // true if some thread may still read of_warp
 
     __device__ __forceinline__ A max(A value) const {
         return over<Max>(value, negative_infinity<A>());
@@ -39,7 +40,7 @@ struct RowThreads {
     __device__ __forceinline__ A sum(A value) const { return over<Sum>(value, A(0)); }
 
   private:
-    // Over groups of so many lanes, a power of two.
+    // Over groups of `lanes` lanes, a power of two.
     template <class How>
     static __device__ __forceinline__ A over_lanes(A value, u32 lanes) {
         if (lanes == WARP) {
@@ -57,7 +58,7 @@ struct RowThreads {
     __device__ __forceinline__ A over(A value, A neutral) const {
         value = over_lanes<How>(value, threads < WARP ? threads : WARP);
         if (threads <= WARP) {
-            __syncwarp();  // what was read of the line before is read
+            __syncwarp();  // callers may overwrite what other lanes have read before
             return value;
         }
         const u32 lane = threadIdx.x % WARP, warps = threads / WARP;
@@ -71,7 +72,7 @@ struct RowThreads {
     }
 };
 
-// Threads of a block that differ in threadIdx.y only, a power of two.
+// Maxima and sums over the threads that differ in threadIdx.y only; blockDim.y is a power of two.
 template <class A>
 struct ColumnThreads {
     A* of_thread;  // shared memory, an entry for each thread of the block

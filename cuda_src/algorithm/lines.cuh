@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT
-// Lines of an array that are read as a whole before any of their elements can be written.
+// Operators like softmax: a line of an array is reduced before its elements can be written.
 //
-// An array (n_outer, length, stride) has n_outer * stride lines; neighbours along a line are `stride`
-// elements apart. The threads of a line share its slots: with stride 1 a slot is a vector of 16
-// aligned bytes, and the elements before the first and after the last vector fall to a thread each;
-// else a slot is one element, and neighbouring threads have neighbouring lines.
+// An array (n_outer, length, stride) has n_outer * stride lines; neighbours along a line are
+// `stride` elements apart. The threads of a line share its slots. With stride 1 a slot is a
+// vector of 16 aligned bytes; the elements before the first and after the last vector (the
+// edges) are one a thread. With other strides a slot is one element, and neighbouring threads
+// have neighbouring lines.
 //
-//     slot          0  1  2 | 3  4  5 | 6  7  8 | 9        DEPTH = 3 slots a thread and batch,
-//     batch         0         1         2         3        of each of the threads side by side
-//     first reading -------------------------------->      what op.include sees
-//     second        <--------------------------------      what map gives is written
+//     slots of one thread   0  1  2 | 3  4  5 | 6  7  8 | 9     DEPTH = 3 slots a batch
+//     batch                 0         1         2         3
+//     read                  ------------------------------>     calls op.include
+//     write                 <------------------------------     writes map(element)
 //
-// The first reading goes forward. The second goes back: it begins with the batch that is still in
-// registers, so that a line that fits into one batch is read once, and of a longer one it meets
-// first what was read last and is still in the L2 cache.
+// `read` goes forward, `write` backward: it starts with the batch that is still in registers. So a
+// line of one batch is loaded once, and for a longer one the batches that were loaded last, and are
+// still in the L2 cache, are loaded again first.
 #pragma once
 #include "algorithm/line_threads.cuh"
 #include "core/vec.cuh"
@@ -29,7 +30,7 @@ using vec::Vec;
 
 // ---- the part of a line that is one thread's ----------------------------------------------------
 
-// The type that counts the slots of a line: rows are launched with vectors where they have less than 2^31.
+// The type of slot numbers: lines of vectors have fewer than 2^31.
 template <int WIDTH>
 struct Slots {
     using Count = i32;
@@ -39,7 +40,7 @@ struct Slots<1> {
     using Count = i64;
 };
 
-// Element i of a slot of which it is said where in the line it starts.
+// Element i of the slot that starts at element `start` of the line.
 template <int WIDTH>
 struct Place {
     i64 start;
@@ -53,43 +54,44 @@ struct Place {
     }
 };
 
+// A thread's line, and its part of it.
 template <int WIDTH, int DEPTH>
 struct Line {
     using Count = typename Slots<WIDTH>::Count;
-    i64 number;  // which line of the array it is; -1 for threads without one
-    i64 start;   // of its first element in the array
-    i64 stride;  // from one of its elements to the next
-    i64 pitch;   // from one of its slots to the next
-    i64 edge;    // the one that is this thread's of those before and after the slots, or -1
+    i64 number;  // of the line in the array; -1 for threads without a line
+    i64 start;   // index of its first element in the array
+    i64 stride;  // from an element to the next
+    i64 pitch;   // from a slot to the next
+    i64 edge;    // the thread's element before or after the slots, or -1
     Count n_slots;
-    u32 thread;   // among those of the line
-    u32 threads;  // of the line
+    u32 thread;   // number of this thread in the line
+    u32 threads;  // number of threads of the line
     i32 head;     // elements before the first slot
-    // True if each thread has one batch of DEPTH slots, and nothing is beside them.
+    // True if each thread has exactly one batch of DEPTH slots, and there are no edges.
     bool full = false;
 
     // True for the first thread of a line.
     __device__ bool leads() const { return thread == 0 && number >= 0; }
     __device__ Count span() const { return static_cast<Count>(DEPTH) * threads; }
-    // The first slot of the line in an array.
+    // Address of the line's first slot in `array`.
     template <class E>
     __device__ E* first_slot(E* array) const {
         return array + start + head;
     }
-    // Slot u of a batch, and whether there is one for this thread.
+    // The number of the thread's slot u in a batch; has(): it exists.
     __device__ Count slot(Count batch, int u) const {
         return batch + static_cast<Count>(thread + u * threads);
     }
     __device__ bool has(Count batch, int u) const { return full || slot(batch, u) < n_slots; }
-    // True if this thread writes an element of the line.
+    // True if this thread writes element `element` of the line.
     __device__ bool holds(i64 element) const {
         const i64 past = element - head, slot = past / WIDTH;
         if (past < 0 || slot >= n_slots) return element == edge;
         return static_cast<Count>(slot) % static_cast<Count>(threads) == static_cast<Count>(thread);
     }
-    // 0, which a compiler cannot know.
+    // Always 0, but the compiler does not know.
     __device__ u32 zero() const { return static_cast<u32>(n_slots) & 0x80000000u; }
-    // The batch that `read` ends with.
+    // The last batch, with which `read` ends.
     __device__ Count last_batch() const {
         return n_slots > 0 ? (n_slots - 1) / span() * span() : 0;
     }
@@ -98,10 +100,10 @@ struct Line {
     }
 };
 
-// The slots of a line in an array: at(batch, u) = first + slot * pitch. PINNED: of rows, whose pitch is
-// WIDTH, by one instruction each: an asm without instructions hides from the compiler how `first` was
-// computed, else it computes each slot's address from the row's number. It is hidden as a global address,
-// so that it stays known to be one.
+// The addresses of a line's slots: at(batch, u) = first + slot * pitch. PINNED, for rows (pitch
+// = WIDTH): an empty asm hides how `first` was computed, so that each address takes one
+// instruction; otherwise the compiler computes each from the row's number. It is hidden as a
+// global address, so that loads stay global ones.
 template <class E, int WIDTH, int DEPTH, bool PINNED>
 struct SlotsOf {
     E* first;
@@ -123,19 +125,19 @@ struct SlotsOf {
     }
 };
 
-// Elements of one array.
+// A batch of a line's elements of one array, in registers.
 template <class E, int WIDTH, int DEPTH, bool PINNED = false>
 struct Reader {
     using Unit = vec::Unit<E, IN_WORDS<E, WIDTH>>;
     using Held = typename Unit::Held;
     static constexpr int WORDS = WIDTH * sizeof(E) / sizeof(Held);
     using Slot = Vec<Held, WORDS>;
-    // True if the maximum is taken of two at a time, for which no element is widened.
+    // True if maxima are computed of two 2-byte elements at a time.
     static constexpr bool IN_PAIRS = vec::HAS_LARGER_PAIR && sizeof(E) == 2 && WORDS < WIDTH;
 
     SlotsOf<const E, WIDTH, DEPTH, PINNED> slots;
-    E fill;        // in the place of elements that are not there
-    bool present;  // whether there is an array
+    E fill;        // value of elements that do not exist
+    bool present;  // false: there is no array, all elements are `fill`
     E edge;
     Slot held[DEPTH];
 
@@ -144,7 +146,8 @@ struct Reader {
         : slots(line, array), fill(fill), present(present), edge(fill) {
         if (WIDTH > 1 && line.edge >= 0 && present) edge = array[line.start + line.edge];
     }
-    // STREAMS, BEFORE_STORES: see vec's loads.
+    // Loads the thread's slots of a batch. STREAMS: by vec::load_streaming. BEFORE_STORES: by
+    // vec::load_before_stores.
     template <bool STREAMS = false, bool BEFORE_STORES = false>
     __device__ __forceinline__ void load(const Line<WIDTH, DEPTH>& line,
                                          typename Slots<WIDTH>::Count batch) {
@@ -166,7 +169,7 @@ struct Reader {
     }
     __device__ __forceinline__ Acc<E> at(int u, int i) const { return Unit::at(held[u].at, i); }
 
-    // The largest of them and of `least`; two at a time where GPUs have an instruction for it.
+    // max(least, the elements of the batch).
     __device__ __forceinline__ Acc<E> largest(Acc<E> least) const {
         if constexpr (IN_PAIRS) {
             u32 of_word[WORDS];
@@ -190,8 +193,9 @@ struct Reader {
         }
     }
 
-    // Hides from the compiler that the elements are those of before: it would keep those of a short type as
-    // accumulators from one use to the next, for which there are no registers. `zero` is 0.
+    // Hides from the compiler that the elements are the same as before: it would keep
+    // 2-byte elements widened from one use to the next, for which there are too few
+    // registers. `zero` is 0.
     __device__ __forceinline__ void renew(u32 zero) {
         if constexpr (IN_WORDS<E, WIDTH>) {
 #pragma unroll
@@ -201,14 +205,14 @@ struct Reader {
                     u32& word = held[u].at[i];
                     word ^= zero;
 #ifndef __CUDA_CPU__
-                    asm("" : "+r"(word));  // nor is it put off beyond what is made of the word
+                    asm("" : "+r"(word));  // keeps the xor before the uses of the word
 #endif
                 }
         }
     }
 };
 
-// The target of `write`. Families have others, which make several arrays of a value.
+// The target of `write`: one array. Families have others, which write several arrays.
 template <class E>
 struct Writer {
     using Value = Acc<E>;
@@ -226,8 +230,8 @@ struct Writer {
     }
 
   protected:
-    // Past the cache, in which a line of several batches is to stay. A plain copy of a vector of
-    // 2-byte elements is compiled to stores of 2 bytes.
+    // A streaming store, so that the line's other batches stay in the cache. (A plain store of a
+    // vector of 2-byte elements is compiled to stores of 2 bytes.)
     template <bool PINNED, int WIDTH, int DEPTH>
     static __device__ __forceinline__ void store(const SlotsOf<E, WIDTH, DEPTH, PINNED>& slots,
                                                  const Line<WIDTH, DEPTH>& line,
@@ -244,11 +248,15 @@ __device__ __forceinline__ First& first_of(First& first, Rest&...) {
     return first;
 }
 
-// The first reading; gives the batch that stays in registers. The op's `include` is given ways to see
-// each element of a batch, and to renew them, which it calls between one use and the next, and the
-// largest of the first array's elements and of what is said. LOADS_FIRST: all loads of a batch are begun
-// before anything is made of them; else a compiler may begin some when it has waited for others, to need
-// fewer registers. BEFORE_STORES: of lines that are read once.
+// Loads a line batch by batch; returns the last batch, which stays in registers. For each batch it
+// calls op.include(each, renew, largest):
+//
+//     each(see)        calls see(element of each array) for all elements
+//     renew()          Reader::renew of each array, between one use of the elements and the next
+//     largest(least)   max(least, the first array's elements)
+//
+// LOADS_FIRST: all loads of a batch are issued before the first use; otherwise the compiler may
+// issue some later, to save registers. BEFORE_STORES: for lines that are loaded once.
 template <bool LOADS_FIRST = false, bool BEFORE_STORES = false, int WIDTH, int DEPTH, class Op,
           class... In>
 __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
@@ -283,8 +291,8 @@ __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, D
     return batch;
 }
 
-// The second: y = map(place, elements), from the batch on that is in registers. STREAMS: what is
-// loaded again leaves the cache to what will be.
+// y = map(place, element of each array), batch by batch backward, from the one in registers on.
+// STREAMS: repeated loads are streaming, so that batches still to be loaded stay in the cache.
 template <bool STREAMS = false, int WIDTH, int DEPTH, class Map, class To, class... In>
 __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
                                       typename Slots<WIDTH>::Count batch, const Map& map,
@@ -308,11 +316,12 @@ __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
 
 // ---- which line a thread has --------------------------------------------------------------------
 
-// A thread's row, and which of the row's threads it is.
+// A thread's row, and its number among the row's threads.
 struct Seat {
     i64 row;
     u32 thread;
 };
+// For `threads` threads a row: a power of two up to WARP, or the whole block.
 __device__ __forceinline__ Seat seat_of(u32 threads) {
     const bool shares_warp = threads <= WARP;  // then threads are a power of two
     const u32 shift = 31 - __clz(threads);
@@ -321,7 +330,7 @@ __device__ __forceinline__ Seat seat_of(u32 threads) {
     return {static_cast<i64>(blockIdx.x) * (shares_warp ? blockDim.x >> shift : 1) + group, thread};
 }
 
-// One of the rows of `length` elements in arrays that start at a multiple of 16 bytes.
+// Row `row` of n_rows rows of `length` elements, in arrays that start at a multiple of 16 bytes.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> row_at(i64 row, i64 n_rows, i64 length, u32 thread,
                                                      u32 threads) {
@@ -336,7 +345,7 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> row_at(i64 row, i64 n_rows, i64 le
     return {row, start, 1, WIDTH, has_edge ? edge : -1, n_slots, thread, threads, head};
 }
 
-// Such rows, `threads` threads each.
+// row_at for this thread's row, with `threads` threads a row.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32 threads) {
     const u32 group = threadIdx.x / threads, thread = threadIdx.x - group * threads;
@@ -344,14 +353,14 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32
     return row_at<WIDTH, DEPTH>(row, n_rows, length, thread, threads);
 }
 
-// row_of without a division, for kernels that compute little more.
+// row_of without a division, for `threads` as in seat_of.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> seated_row_of(i64 n_rows, i64 length, u32 threads) {
     const Seat seat = seat_of(threads);
     return row_at<WIDTH, DEPTH>(seat.row, n_rows, length, seat.thread, threads);
 }
 
-// Rows of `threads` full batches, where there are any. What has no row of its own reads the last one.
+// Rows of exactly `threads` full batches. Threads without a row read the last one, with number -1.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> full_row_of(i64 n_rows, u32 threads) {
     const auto [row, thread] = seat_of(threads);
@@ -360,7 +369,7 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> full_row_of(i64 n_rows, u32 thread
     return {row < n_rows ? row : -1, start, 1, WIDTH, -1, n_slots, thread, threads, 0, true};
 }
 
-// Lines of any stride: threads along x have neighbouring ones, those along y share one.
+// Lines of any stride: threads along x have neighbouring lines, threads along y share one.
 template <int DEPTH>
 __device__ __forceinline__ Line<1, DEPTH> column_of(i64 n_outer, i64 length, i64 stride) {
     const u32 n_tiles = static_cast<u32>((stride + blockDim.x - 1) / blockDim.x);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Lists of tensors as one row of chunks; addresses and sizes travel by value in the launch
+// Lists of tensors, cut into numbered chunks; addresses and sizes are passed by value as launch
 // parameters.
 //
-// The host makes the tables, of tensors that have elements: tensor t is the chunks first_chunk[t]
-// up to first_chunk[t + 1], each of them the same number of elements but for the last.
+// The host computes the tables, without empty tensors. Tensor t has the chunks from first_chunk[t]
+// to first_chunk[t + 1] - 1, all of the same number of elements except its last.
 #pragma once
 #include "algorithm/reduce.cuh"
 
@@ -13,7 +13,7 @@ using facts::Columns;
 using facts::Pointers;
 using facts::TensorSizes;
 
-// The tensor that a chunk belongs to, one of the first n.
+// The tensor of a chunk, among the first n, by binary search.
 template <int CAPACITY>
 __device__ int tensor_of(const TensorSizes<CAPACITY>& sizes, u32 chunk, int n) {
     int low = 0, high = n;
@@ -27,8 +27,8 @@ __device__ int tensor_of(const TensorSizes<CAPACITY>& sizes, u32 chunk, int n) {
     return low;
 }
 
-// The chunk of a list that is this block's, or another one, of CHUNK elements at most: elements
-// [first, end) of a tensor of n.
+// A chunk of at most CHUNK elements, by default number blockIdx.x: elements [first, end) of a
+// tensor of n.
 template <i64 CHUNK>
 struct BlockChunk {
     int tensor;
@@ -44,7 +44,7 @@ struct BlockChunk {
     }
 };
 
-// An array of list k; null where it is not there.
+// The array of tensor `tensor` in list k; null if the list is absent.
 template <class E, int POINTERS, int LISTS>
 __device__ __forceinline__ E* array_of(const Pointers<POINTERS>& arrays,
                                        const Columns<LISTS>& columns, int k, int tensor) {
@@ -52,8 +52,8 @@ __device__ __forceinline__ E* array_of(const Pointers<POINTERS>& arrays,
     return column < 0 ? nullptr : static_cast<E*>(arrays.at[column * columns.n_tensors + tensor]);
 }
 
-// Shows `visit` the elements that fall to this thread: a block takes every gridDim-th chunk. BATCHES: a
-// visitor that takes several vectors at once.
+// Calls `visit` for this thread's vectors and elements of all tensors; a block has every
+// gridDim.x-th chunk. BATCHES: by reduce::visit_batches.
 template <class E, int CHUNK_NBYTES, int THREADS, int UNROLL, bool BATCHES = false, int CAPACITY,
           class Visit>
 __device__ __forceinline__ void visit_tensors(const Pointers<CAPACITY>& arrays,

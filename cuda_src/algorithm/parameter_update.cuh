@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Arrays of updates of parameters: some may be absent, outputs may be the arrays
-// that they replace, and a step that is skipped leaves everything as it was.
+// Arrays of optimizer steps. Some may be null, outputs may be the input arrays, and a skipped step
+// copies inputs to outputs.
 #pragma once
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/range_map.cuh"
@@ -11,7 +11,7 @@ namespace cto::parameter_update {
 
 using vec::Vec;
 
-// True if an array that is there has vectors from its element `first` on.
+// True if the array is null or may be accessed by vectors of WIDTH from element `first` on.
 template <int WIDTH, class E>
 __device__ __forceinline__ bool may_have_vecs_at(const E* array, int first) {
     return !array || range_map::has_vecs_at<WIDTH>(array, first);
@@ -22,13 +22,14 @@ __device__ __forceinline__ bool all_may_have_vecs_at(int first, const E*... arra
     return (may_have_vecs_at<WIDTH>(arrays, first) && ...);
 }
 
+// loaded = from[i .. i + N - 1].
 template <class E, int N>
 __device__ __forceinline__ void load(Vec<E, N>& loaded, const E* from, i64 i) {
     loaded = *reinterpret_cast<const Vec<E, N>*>(from + i);
 }
 
-// Prefetches into the L2 cache the first NBYTES of array[first, end), a line of 128 bytes a thread:
-// for a block that reads these soon, but first makes the numbers it computes with.
+// Prefetches the first NBYTES of array[first, end) into the L2 cache, a line of 128 bytes a thread:
+// for a block that reads them after it has computed the numbers of its step.
 template <int NBYTES, class E>
 __device__ __forceinline__ void expect(const E* array, i64 first, i64 end) {
 #ifndef __CUDA_CPU__
@@ -53,7 +54,8 @@ __device__ __forceinline__ void keep(const E* from, E* to, i64 first, i64 end) {
     for (i64 i = first + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
 }
 
-// Low-precision weights: float16 or bfloat16, for which no kernel is compiled.
+// An output of low-precision weights, float16 or bfloat16 as chosen at run time; `from` is its
+// input, for skipped steps.
 struct Copy {
     const u16* from;
     u16* to;
@@ -73,8 +75,8 @@ struct Copy {
     __device__ void keep(i64 first, i64 end) const { parameter_update::keep(from, to, first, end); }
 };
 
-// new_w[i + k] = weight[k], new_g[i + k] = delta[k] and the low-precision copy = weight[k], k < N, each
-// rounded; those that are null are left out.
+// new_w[i + k] = weight[k], new_g[i + k] = delta[k], copy[i + k] = weight[k], k < N, each rounded;
+// null arrays are left out.
 template <class W, class G, class A, int N>
 __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
                                     const A (&weight)[N], const A (&delta)[N]) {
@@ -83,7 +85,7 @@ __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
     copy.store(i, weight);
 }
 
-// Numbers of a step, each of which may lie in memory.
+// Numbers of a step.
 struct Numbers {
     double rate, loss_scale, norm, max_norm;
     bool update;
@@ -94,8 +96,9 @@ struct Numbers {
     }
 };
 
-// All but max_norm, read by two warps, while two others make the corrections of moments; one after the
-// other they would take as long again. A barrier, behind which both are in shared memory.
+// Reads all numbers but max_norm by two warps, while others compute the bias corrections of the
+// moments: in one warp this would take twice as long. numbers and of_moments are in shared memory,
+// valid after a barrier.
 template <class Rule>
 __device__ __forceinline__ void read_numbers(Numbers& numbers, double (&of_moments)[2],
                                              const Rule& rule, const either::Either<1>& rate,
@@ -115,7 +118,7 @@ __device__ __forceinline__ void read_numbers(Numbers& numbers, double (&of_momen
     step::bias_corrections(rule.alpha, rule.beta, steps, of_moments);
 }
 
-// Inputs of steps with moments: weights, gradients and both moments.
+// Inputs of an optimizer step with two moments: weight, gradient, first and second moment.
 template <class W, class G, class M>
 struct Parameter {
     const W* w;
@@ -149,7 +152,8 @@ struct Parameter {
     }
 };
 
-// Weights, and what they are changed by; what they were changed by may be asked for, too.
+// Arrays of an optimizer step without moments: weight and gradient, outputs new_w and new_g (the
+// change of the weight; may be null).
 template <class W, class G>
 struct Descent {
     const W* w;
@@ -183,8 +187,8 @@ struct Descent {
     }
 };
 
-// The step after this one, behind all launches that read it; a step that is skipped does not count,
-// and the largest wraps.
+// *new_step = step + 1, or step if it is skipped; wraps around at the largest. In the last launch,
+// since the others read `step`.
 __device__ __forceinline__ void count(const either::Either<1>& rate, const either::Either<1>& step,
                                       const either::Either<1>& loss_scale,
                                       const either::Either<1>& update, i64* new_step) {

@@ -1,11 +1,14 @@
-// SPDX-License-Identifier: MIT
-// A map over a range of elements of several arrays, which may start anywhere and may be the same:
-// every element is read and written by one thread, and a thread loads all of its vectors before it
-// stores the first.
+// SPDX-License-Identifier: MIT A map over a range of elements of several arrays, which may start at
+// any element. Outputs may be inputs: an element is read and written by one thread, which loads all
+// of its vectors before it stores the first.
 //
-// A Map has a type Loaded<N> of what N elements are mapped from, load(loaded, i) and
-// store(loaded, i), head() elements before the first vector of the array with the widest elements,
-// and has_vecs_at(first): whether vectors of all arrays may start at the element `first`.
+// A Map has
+//
+//     Loaded<N>            type of the inputs of N elements
+//     load(loaded, i)      reads the inputs of elements i, i + 1, ...
+//     store(loaded, i)     computes and writes their outputs
+//     head()               elements before the first aligned vector of the widest array
+//     has_vecs_at(first)   true if vectors of all arrays are aligned from element `first` on
 #pragma once
 #include "core/vec.cuh"
 
@@ -25,7 +28,8 @@ __device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
     return reinterpret_cast<u64>(array + first) % sizeof(Vec<E, WIDTH>) == 0;
 }
 
-// Stores map.load of the elements first, first + N, ... that fall to this thread, MANY in flight.
+// Maps this thread's vectors of N of the elements [first, end): MANY of them,
+// THREADS vectors apart.
 template <int N, int MANY, int THREADS, class Map>
 __device__ __forceinline__ void map_some(const Map& map, i64 first, i64 end) {
     typename Map::template Loaded<N> loaded[MANY];
@@ -38,8 +42,8 @@ __device__ __forceinline__ void map_some(const Map& map, i64 first, i64 end) {
         if (i + u * (THREADS * N) < end) map.store(loaded[u], i + u * (THREADS * N));
 }
 
-// The elements [first, end) of n: vectors where all arrays have theirs on the same elements, and
-// single elements before the first and after the last of them.
+// Maps the elements [first, end) of n by this block: by vectors if those of all arrays are aligned
+// at the same elements, and single elements before the first and after the last.
 template <class S, class Map>
 __device__ __forceinline__ void map_range(const Map& map, i64 first, i64 end, i64 n) {
     constexpr int WIDTH = S::width, THREADS = S::threads;

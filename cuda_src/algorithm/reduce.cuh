@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Reductions in a fixed order: elements of a range, lanes of a warp, warps of a block, blocks of a
-// group.
+// Reductions in a fixed order: elements of a range, lanes of a warp, warps of a
+// block, blocks of a group.
 //
-// A range of elements may start anywhere: vectors of 16 aligned bytes make its middle, and single
-// elements its two edges. Which thread adds what follows from sizes, addresses modulo 16 and the
-// launch alone; the block that finishes last adds the others' results in the order of their
-// numbers.
+// A range of elements may start at any element: its middle is read by vectors of 16 aligned bytes,
+// its two edges element by element. Which thread adds which elements depends only on sizes,
+// addresses modulo 16 and the launch; the block that finishes last adds the blocks' results in the
+// order of their numbers.
 #pragma once
 #include "core/vec.cuh"
 #include "core/zeroed.cuh"
@@ -17,7 +17,8 @@ using zeroed::Zeroed;
 
 // ---- threads and blocks -------------------------------------------------------------------------
 
-// The sum over groups of `lanes` lanes, a power of two, in each of them; by whole warps only.
+// The sum over groups of `lanes` lanes, a power of two, for each lane of the
+// group. All lanes call it.
 template <class A>
 __device__ __forceinline__ A sum_lanes(A value, u32 lanes) {
 #pragma unroll 1
@@ -26,19 +27,19 @@ __device__ __forceinline__ A sum_lanes(A value, u32 lanes) {
     return value;
 }
 
-// Shared memory of a block's sums, on a boundary of its own: loads of 16 bytes took what lay beside
-// them along, which racecheck reported though nobody used it.
+// Shared memory for sum_block. Aligned, because it is loaded by 16 bytes: racecheck reported the
+// unused bytes beside it.
 template <class A, int THREADS>
 struct BlockScratch {
     static constexpr int threads = THREADS, warps = THREADS / WARP;
     alignas(16) A of_warp[warps];
 };
 
-// The sum over a block, in each of its threads.
+// The sum over a block, for each of its threads.
 template <class A, int THREADS>
 __device__ __forceinline__ A sum_block(A value, BlockScratch<A, THREADS>& scratch) {
     value = sum_lanes(value, WARP);
-    __syncthreads();  // the last sum has been read
+    __syncthreads();  // all threads have read the sum of the call before
     if (threadIdx.x % WARP == 0) scratch.of_warp[threadIdx.x / WARP] = value;
     __syncthreads();
     A sum = scratch.of_warp[0];
@@ -47,9 +48,9 @@ __device__ __forceinline__ A sum_block(A value, BlockScratch<A, THREADS>& scratc
     return sum;
 }
 
-// True if this block is the last of n at the ticket counter, which the last one leaves zero; if so
-// it sees what the others have written. `last` is in shared memory. FIRST_WROTE: all that other blocks
-// are to see is the first thread's, in a block along x.
+// True if this block is the last of n to call it; then it sees what the others wrote before. The
+// counter `ticket` is 0 before and after. `last` is in shared memory. FIRST_WROTE: only thread 0 of
+// each block wrote what others read, and blocks are 1-D.
 template <bool FIRST_WROTE = false>
 __device__ __forceinline__ bool arrives_last(Zeroed<u32>* ticket, u32 n, bool& last) {
     if constexpr (!FIRST_WROTE) {
@@ -65,8 +66,8 @@ __device__ __forceinline__ bool arrives_last(Zeroed<u32>* ticket, u32 n, bool& l
     return last;
 }
 
-// The sum of n values that other blocks have written, every `stride`-th, in the order of their
-// numbers.
+// partials[0] + partials[stride] + ..., n values that other blocks have written, in a fixed order;
+// for each thread.
 template <class A, int THREADS>
 __device__ __forceinline__ A sum_partials(const A* partials, u32 n,
                                           BlockScratch<A, THREADS>& scratch, u32 stride = 1) {
@@ -86,8 +87,8 @@ __device__ __forceinline__ A sum_partials(const A* partials, u32 n,
 
 // ---- elements of a range ------------------------------------------------------------------------
 
-// n elements: `head` of them before the first 16-byte boundary, then vectors, then the tail.
-// The vectors are seen as V: taken apart as bytes they would have to be put together again.
+// n elements: `head` of them before the first 16-byte boundary, then n_vecs vectors, then the tail.
+// V: type as which vectors are loaded.
 template <class E, class V = Vec<E, vec::WIDTH<E>>>
 struct Range {
     static constexpr int WIDTH = vec::WIDTH<E>;
@@ -100,10 +101,11 @@ struct Range {
         head = before < n ? before : static_cast<int>(n);
         n_vecs = (n - head) / WIDTH;
     }
+    // The first element after the vectors.
     __device__ i64 tail() const { return head + n_vecs * WIDTH; }
 };
 
-// The vectors first, ..., first + span - 1 that a range has; a span has less than 2^31.
+// Those of the vectors [first, first + span) that the range has; span < 2^31.
 template <class V>
 struct Span {
     const V* from;
@@ -117,8 +119,8 @@ struct Span {
     }
 };
 
-// Shows `visit` those of a span's vectors that fall to one of `n_threads` threads, UNROLL of them loaded
-// together.
+// Calls visit(vector) for vectors thread, thread + n_threads, ... of a span, UNROLL of
+// them loaded together.
 template <int UNROLL, class E, class V, class Visit>
 __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, i64 span,
                                            u32 thread, u32 n_threads, Visit& visit) {
@@ -135,8 +137,8 @@ __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, 
     }
 }
 
-// visit_vecs for a visitor that may take UNROLL vectors, loaded together, in one call; where it refuses, it
-// is shown each of them alone.
+// visit_vecs for a visitor with visit.all(UNROLL vectors); if that returns false, visit is called
+// for each of them.
 template <int UNROLL, class E, class V, class Visit>
 __device__ __forceinline__ void visit_batches(const Range<E, V>& range, i64 first, i64 span,
                                               u32 thread, u32 n_threads, Visit& visit) {
@@ -159,7 +161,7 @@ __device__ __forceinline__ void visit_batches(const Range<E, V>& range, i64 firs
     }
 }
 
-// The elements before and after the vectors.
+// Calls visit(element) for this thread's elements before and after the vectors.
 template <class E, class V, class Visit>
 __device__ __forceinline__ void visit_edges(const Range<E, V>& range, u32 thread, u32 n_threads,
                                             Visit& visit) {

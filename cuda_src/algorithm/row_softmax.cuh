@@ -8,13 +8,14 @@ namespace cto::row_softmax {
 
 using namespace lines;
 
-// Rows whose elements take few other instructions have their slots pinned.
+// Slots are PINNED (see lines::SlotsOf) for rows whose elements take few other instructions.
 template <class E, int WIDTH>
 constexpr bool PINNED = WIDTH > 1 && sizeof(E) < 8;
 
 template <class E, int WIDTH, int DEPTH>
 using LineReader = Reader<E, WIDTH, DEPTH, PINNED<E, WIDTH>>;
 
+// Writer with pinned slots.
 template <class E, int WIDTH, int DEPTH>
 struct LineWriter : Writer<E> {
     SlotsOf<E, WIDTH, DEPTH, PINNED<E, WIDTH>> slots;
@@ -28,17 +29,18 @@ struct LineWriter : Writer<E> {
     }
 };
 
-// The maximum of a line and the sum of e^(x - maximum), in one reading. A line of -inf alone, and
-// one with +inf, has a sum of which every result becomes NaN.
+// Online softmax: max = maximum of a line, sum = sum of e^(x - max), in one pass. For a line of
+// only -inf, or with +inf, the sum is such that all results are NaN.
 template <class A>
 struct OnlineSum {
     A max = negative_infinity<A>();
     A sum = 0;
 
-    // The number that is subtracted: exponents of a part of a line that is -inf alone must not be NaN.
+    // The number to subtract from x: max, but 0 for -inf, as -inf - -inf is NaN.
     static __device__ __forceinline__ A reference(A max) {
         return max == negative_infinity<A>() ? A(0) : max;
     }
+    // Adds a batch of the thread's elements; see lines::read.
     template <class Each, class Renew, class Largest>
     __device__ __forceinline__ void include(const Each& each, const Renew&,
                                             const Largest& largest) {
@@ -48,14 +50,16 @@ struct OnlineSum {
         if (now != before) sum *= math::exp::exponential(before - now);
         each([&](A x) { sum += math::exp::exponential(x - now); });
     }
+    // Combines the maxima and sums of the line's threads.
     template <class Threads>
     __device__ __forceinline__ void join(const Threads& threads) {
         const A own = max;
         max = threads.max(own);
         sum = threads.sum(sum * math::exp::exponential(own - reference(max)));
     }
-    // 0 if the line's results are numbers (the sign of its sum), which the compiler does not know: what is
-    // computed from words that were renewed with it waits for the sum, and takes no registers before.
+    // The sign bit of `sum`: 0, if the results are numbers, which the compiler does not know.
+    // Elements that are renewed with it are not widened before the sum is known, which saves
+    // registers.
     __device__ __forceinline__ u32 late_zero() const {
         return static_cast<u32>(bits_of(sum) >> (8 * sizeof(A) - 1)) << 31;
     }

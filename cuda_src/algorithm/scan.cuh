@@ -5,7 +5,7 @@
 
 namespace cto::scan {
 
-// The sum of `value` over the lanes up to this one; by whole warps only.
+// Inclusive prefix sum: `value` of lane 0 + ... + `value` of this lane. All lanes call it.
 template <class Sum>
 __device__ __forceinline__ Sum sum_up_to_lane(Sum value) {
     const u32 lane = threadIdx.x % WARP;

@@ -8,7 +8,7 @@ namespace cto::transpose {
 constexpr int SIDE = facts::TRANSPOSED_SIDE, THREADS = facts::TRANSPOSING_THREADS;
 constexpr int AT_ONCE = THREADS / SIDE;
 
-// (n, height, width) as (n, width, height), by way of shared memory.
+// to[n][x][y] = from[n][y][x], y < height, x < width; a block has SIDE x SIDE elements.
 template <class E>
 __device__ __forceinline__ void swap_last(const E* from, E* to, i64 height, i64 width) {
     __shared__ E tile[SIDE][SIDE + 1];

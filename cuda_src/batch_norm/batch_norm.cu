@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
 // Batch normalisation and its gradient.  CPU provider: cupy_training_ops/families/batch_norm/reference.py
 //
-// Each operator has seven kernels. A channel that fits into a block is read once: into registers by
-// __channels, into shared memory by __held_channels and __narrow_held_channels, with slots of 16
-// bytes and of 8. Others are shared by several blocks and read again from the L2 cache, see
-// batch_norm/schedule.cuh: by vectors in __channel_parts, by elements in __single_channel_parts, by
-// rows in __column_parts, and of 2-byte types in __column_rings. __transpose is for a gradient whose
-// images have two layouts.
+// Each operator has seven kernels. A channel that fits into a block is read once:
+//     __channels                 into registers
+//     __held_channels            into shared memory, in slots of 16 bytes
+//     __narrow_held_channels     the same, in slots of 8 bytes
+// Other channels are shared by several blocks, and read a second time from the L2 cache (schedule.cuh):
+//     __channel_parts            by vectors
+//     __single_channel_parts     by elements
+//     __column_parts             by rows of a matrix, for channels of few neighbouring elements
+//     __column_rings             the same through shared memory, for 2-byte types
+// __transpose is for gradients where dY and X have different layouts.
 #include "algorithm/transpose.cuh"
 #include "batch_norm/columns.cuh"
 #include "batch_norm/held.cuh"
@@ -28,14 +32,14 @@ using namespace batch_norm::schedule;
 using namespace batch_norm::sums;
 using namespace facts::batch_norm;
 
-constexpr int BLOCKS = sizeof(A) == 8 ? 2 : 3;  // that share a multiprocessor, at least
+constexpr int BLOCKS = sizeof(A) == 8 ? 2 : 3;  // least number of resident blocks, in launch bounds
 
 }  // namespace cto
 
 using namespace cto;
 
 // y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A block has a
-// channel, which it holds in registers, in vectors.
+// channel in registers, loaded in vectors.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     batch_norm_internal__channels(const T* x, void* scale, void* bias, void* input_mean,
                                   void* input_var, T* y, void* running_mean, void* running_var,
@@ -92,8 +96,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__co
 }
 
 // y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A channel is
-// `columns.length` columns of a matrix of 2-byte elements; rows go by way of rings in shared
-// memory, where the last ones stay for the second pass.
+// `columns.length` columns of a matrix of 2-byte elements; rows go through shared memory (Ring), where
+// the last ones stay for the second pass: by_kept_parts.
 extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     batch_norm_internal__column_rings(const T* x, void* scale, void* bias, void* input_mean,
                                       void* input_var, T* y, void* running_mean, void* running_var,
@@ -113,8 +117,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     }
 }
 
-// y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A channel is held in
-// shared memory, in slots of 16 bytes.
+// y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A block copies channels
+// to shared memory, in slots of 16 bytes, and reads them there: in_shared.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     batch_norm_internal__held_channels(const T* x, void* scale, void* bias, void* input_mean,
                                        void* input_var, T* y, void* running_mean, void* running_var,
@@ -128,8 +132,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     in_shared<vec::WIDTH<T>>(op, held, shared);
 }
 
-// y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A channel is held in
-// shared memory, in slots of 8 bytes.
+// y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A block copies channels
+// to shared memory, in slots of 8 bytes, and reads them there: in_shared.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     batch_norm_internal__narrow_held_channels(const T* x, void* scale, void* bias, void* input_mean,
                                               void* input_var, T* y, void* running_mean,
@@ -145,8 +149,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 }
 
 // dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
-// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A block has a channel, which
-// it holds in registers, in vectors.
+// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A block has a channel in
+// registers, loaded in vectors.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     batch_normalization_grad__channels(const T* dy, const T* x, void* scale, void* saved_mean,
                                        void* saved_inv_std, T* dx, void* scale_grad,
@@ -206,8 +210,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
 // dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
 // scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A channel is
-// `columns.length` columns of a matrix of 2-byte elements; rows go by way of rings in shared
-// memory, where the last ones stay for the second pass.
+// `columns.length` columns of a matrix of 2-byte elements; rows go through shared memory (Ring), where
+// the last ones stay for the second pass: by_kept_parts.
 extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     batch_normalization_grad__column_rings(const T* dy, const T* x, void* scale, void* saved_mean,
                                            void* saved_inv_std, T* dx, void* scale_grad,
@@ -225,8 +229,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
 }
 
 // dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
-// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A channel is held in shared
-// memory, in slots of 16 bytes.
+// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A block copies channels to
+// shared memory, in slots of 16 bytes, and reads them there: in_shared.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     batch_normalization_grad__held_channels(const T* dy, const T* x, void* scale, void* saved_mean,
                                             void* saved_inv_std, T* dx, void* scale_grad,
@@ -239,8 +243,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 }
 
 // dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
-// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A channel is held in shared
-// memory, in slots of 8 bytes.
+// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A block copies channels to
+// shared memory, in slots of 8 bytes, and reads them there: in_shared.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     batch_normalization_grad__narrow_held_channels(const T* dy, const T* x, void* scale,
                                                    void* saved_mean, void* saved_inv_std, T* dx,
@@ -253,8 +257,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     in_shared<vec::WIDTH<T> / 2>(op, held, shared);
 }
 
-// to[n][j][i] = from[n][i][j], i < height, j < width: dY as X lies, where its channels lie
-// otherwise, and dX back.
+// to[n][j][i] = from[n][i][j], i < height, j < width: changes dY to the layout of X where the two
+// differ (channels first or last), and dX back. A block has one tile.
 extern "C" __global__ void __launch_bounds__(facts::TRANSPOSING_THREADS)
     batch_normalization_grad__transpose(const T* from, T* to, i64 height, i64 width) {
     transpose::swap_last(from, to, height, width);

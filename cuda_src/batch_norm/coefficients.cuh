@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Coefficients of a channel: made of its sums, and applied to its elements.
+// Coefficients of a channel: computed from its sums, applied to its elements.
 #pragma once
 #include "batch_norm/facts.cuh"
 #include "core/types.cuh"
@@ -10,7 +10,7 @@ using namespace facts::batch_norm;
 
 enum class Memory { shared, global };
 
-// A number that another thread has written; in global memory also one of another block.
+// *from, which another thread has written, in global memory maybe one of another block.
 template <Memory MEMORY, class A>
 __device__ A load_from(const A* from) {
     if constexpr (MEMORY == Memory::global)
@@ -19,7 +19,7 @@ __device__ A load_from(const A* from) {
         return *from;
 }
 
-// What a channel's coefficients are made of beside its sums: {scale, bias} in the normalization, {scale,
+// Inputs of a channel's coefficients beside its sums: {scale, bias} in the normalization, {scale,
 // inv_std} in the gradient.
 template <class A>
 struct ChannelInputs {
@@ -49,7 +49,7 @@ static_assert(sizeof(Coefficients<float>) == COEFFICIENTS * sizeof(float));
 template <class Op>
 using OpCoefficients = Coefficients<typename Op::A>;
 
-// The result of element i of row or vector u that a thread holds: Op::map of READ arrays' elements.
+// The result of element i of the thread's slot u: Op::map of that element of each input array.
 template <class Op, class Held>
 __device__ typename Op::A map_element(const OpCoefficients<Op>& of, const Held& held, int u,
                                       int i) {

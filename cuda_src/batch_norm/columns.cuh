@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Channels of few neighbouring elements, or of pieces that begin where no vector does: the array is
-// a matrix, and a channel is `length` of its columns. Threads along a row have neighbouring columns,
-// a slot of 16 bytes each.
+// Channels of few neighbouring elements, or of pieces that are not aligned to 16 bytes: the array is a
+// matrix, and a channel is `length` neighbouring columns of it. Threads along a row have neighbouring
+// columns, a slot of 16 bytes each.
 #pragma once
 #include "batch_norm/rows.cuh"
 
@@ -11,15 +11,16 @@ using namespace batch_norm::coefficients;
 using namespace batch_norm::rows;
 using namespace batch_norm::sums;
 
-// Where a thread is in its tile. Parts take turns, so that what is read at a time lies together.
+// Which rows and columns are a thread's. The parts of a tile have rows in turn, so that blocks that
+// run at the same time read neighbouring rows.
 template <int W>
 struct Place {
-    i64 first;         // column of the tile in the matrix
-    u32 x, y, height;  // threads of a column: `height`, none where y is not below
+    i64 first;         // the tile's first column in the matrix
+    u32 x, y, height;  // threads with y >= height have no rows
     u32 n_columns;     // of the tile
-    u32 n_channels;
-    i64 row, rows_on;  // the thread's first one, and how far its next one is
-    i32 n_rows;        // of the part, of the thread
+    u32 n_channels;    // of the tile
+    i64 row, rows_on;  // the thread's rows are row, row + rows_on, ...
+    i32 n_rows;        // of the thread in this part
 
     // Thread t has columns x * W to x * W + W - 1 of the tile, x = t % width, in rows (part + k *
     // n_parts) * height + t / width, k < n_rows.
@@ -36,12 +37,12 @@ struct Place {
         const i64 turns = columns.turns, last = row + (turns - 1) * rows_on;
         n_rows = inside ? static_cast<i32>(last < columns.n_rows ? turns : turns - 1) : 0;
     }
-    // Columns of the thread that the tile has.
+    // Columns of the thread that are inside the tile.
     __device__ u32 own_columns() const {
         return x * W >= n_columns ? 0 : n_columns - x * W < W ? n_columns - x * W : W;
     }
-    // see(i, channel, is_first) for each column i of the thread that the tile has: channel = (x * W
-    // + i) / length, counted in the tile; is_first: column x * W + i is the first of its channel.
+    // see(i, channel, is_first) for each column i of the thread inside the tile: channel = (x * W +
+    // i) / length, counted in the tile; is_first: it is the first column of its channel.
     template <class See>
     __device__ void each_channel(const Columns& columns, const See& see) const {
         const u32 n = own_columns(), length = columns.length;
@@ -53,13 +54,14 @@ struct Place {
             channel += ends, past = ends ? 0 : past;
         }
     }
-    // The thread's first column in its first row.
+    // Index in the array of the thread's first column in its first row.
     __device__ i64 element(const Columns& columns) const {
         return row * columns.n_channels * columns.length + first + x * W;
     }
 };
 
-// The columns of a thread in one row: past the caches, from which others are read again.
+// Writes the thread's columns of one row; evict-first, as the caches are for elements that are read
+// again.
 template <class T, int W>
 __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&values)[W]) {
     const auto rounded = vec::from_acc<T>(values);
@@ -69,10 +71,10 @@ __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&va
         vec::store_elements(to, 0, n_columns, rounded);
 }
 
-// ---- what an operator does with them ------------------------------------------------------------
+// ---- operators ----------------------------------------------------------------------------------
 
-// Rows that a thread has in flight: as many as there are registers for. On the first architecture addresses
-// take more of them.
+// Rows, of all arrays, that a thread loads together: as many as there are registers for. Before 7.5
+// addresses take more of them.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
 constexpr bool HAS_FEW_REGISTERS = true;
 #else
@@ -84,19 +86,20 @@ constexpr int ROWS = WIDTH<Op> > 4 && (Op::READ == 1 || HAS_FEW_REGISTERS) ? 6 :
 template <class Op>
 using ColumnRows = Rows<typename Op::T, WIDTH<Op>, Op::READ, ROWS<Op> / Op::READ>;
 
-// RINGS: rows go by way of shared memory; then they are aligned.
+// The `Walk` of by_schedule and by_kept_parts for channels in columns: a tile is some channels, a
+// part some of the rows. RINGS: rows go through shared memory (Ring); slots are aligned then.
 template <class Op, bool RINGS>
 struct InColumns {
     using T = typename Op::T;
     using A = typename Op::A;
     static constexpr int COLUMNS = WIDTH<Op>;
-    static constexpr int SHARED = 2 * COLUMNS * THREADS;           // entries that sums take
-    static constexpr u32 MERGED_AT_ONCE = sizeof(A) == 8 ? 2 : 8;  // parts by a thread
+    static constexpr int SHARED = 2 * COLUMNS * THREADS;  // elements of shared memory for sums
+    static constexpr u32 MERGED_AT_ONCE = sizeof(A) == 8 ? 2 : 8;  // parts loaded together
 
     const Op& op;
     const Columns& columns;
     const u8* ring;           // shared memory
-    async_copy::Place place;  // of the same
+    async_copy::Place place;  // the same, as a destination of copies
 
     __device__ i64 n_channels() const { return columns.n_channels; }
     __device__ i64 length() const { return columns.length; }
@@ -104,8 +107,8 @@ struct InColumns {
         return static_cast<i64>(tile) * columns.channels;
     }
     __device__ u32 channels(u32 tile) const { return Place<COLUMNS>(columns, tile, 0).n_channels; }
-    // The thread's rows, some at a time. The LAST time from the end back: what was read last is
-    // still in the L2 cache.
+    // use(rows, element, pitch) for the thread's rows, some at a time. In the second pass (LAST)
+    // from the last row back: what was read last is still in the L2 cache.
     template <bool LAST, class Use>
     __device__ void visit(const Place<COLUMNS>& at, const Use& use) const {
         constexpr int DEPTH = ColumnRows<Op>::DEPTH;
@@ -117,7 +120,8 @@ struct InColumns {
         for (i32 left = at.n_rows; left > 0; left -= rows.n) {
             rows.n = LAST ? (left - 1) % DEPTH + 1 : left < DEPTH ? left : DEPTH;
             if (LAST) element -= rows.n * pitch;
-            // Past the cache what is not read again soon; of 2-byte types the second code costs a spill.
+            // Evict-first for rows that are not read again soon. With 2-byte types a second load in
+            // the first pass would spill registers.
             if (LAST || (sizeof(T) > 2 && left > columns.cached))
                 rows.template load<true>(op.arrays, element, pitch, columns.aligned);
             else
@@ -126,20 +130,21 @@ struct InColumns {
             if (!LAST) element += DEPTH * pitch;
         }
     }
-    // From a row of the thread to its next.
+    // Elements from a row of the thread to its next.
     __device__ i64 pitch_of(const Place<COLUMNS>& at) const {
         return at.rows_on * columns.n_channels * columns.length;
     }
-    // Rows first to end - 1 of the thread, by way of shared memory.
+    // A Ring of rows [first, end) of the thread.
     template <bool LAST>
     __device__ Ring<Op, LAST> ring_of(const Place<COLUMNS>& at, i32 first, i32 end) const {
         const i64 pitch = pitch_of(at);
         return {op, ring, place, columns, at.element(columns) + first * pitch, pitch, end - first};
     }
-    // The threads of a channel of the tile: x is the channel's, of `width`.
+    // For Finish: the threads with channel x of the tile's `width` channels.
     __device__ OverColumns<A> over(u32 x, u32 y, u32 width, u32 height, A* shared) const {
         return {x, y, width, height, width, 1, shared};
     }
+    // partials = sums of the part, for each channel of the tile.
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
         const Place<COLUMNS> at(columns, tile, part);
         sum_rows(at, tile, partials, shared, [&](const auto& use) {
@@ -152,7 +157,7 @@ struct InColumns {
             }
         });
     }
-    // Sums of what `each` shows of a thread's rows, with whether they may be the first ones.
+    // `sum` of the rows that each(see) passes to see(rows, Any). The first ones come with Any<true>.
     template <class Each>
     __device__ void sum_rows(const Place<COLUMNS>& at, u32 tile, A* partials, A* shared,
                              const Each& each) const {
@@ -178,6 +183,8 @@ struct InColumns {
             if (leads) sums.of(i).store(partials + channel, at.n_channels);
         });
     }
+    // Writes the results of the part. of_channel(channel) returns coefficients, once wait() has
+    // returned.
     template <class Wait, class OfChannel>
     __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
                           const OfChannel& of_channel) const {
@@ -189,7 +196,8 @@ struct InColumns {
             write_rows(of, some, element, pitch, columns.aligned);
         });
     }
-    // `kept`: the last rows are in shared memory, for this block has summed the part last.
+    // The same by a Ring. kept: the last rows are still in shared memory, as this is the part that
+    // the block summed last.
     template <class Wait, class OfChannel>
     __device__ void apply(u32 tile, u32 part, bool kept, A* shared, const Wait& wait,
                           const OfChannel& of_channel) const {
@@ -207,7 +215,8 @@ struct InColumns {
             write_rows(of, some, element, pitch, true);
         });
     }
-    // The coefficients of a thread's columns, which threads get for each other.
+    // of[i] = coefficients of the thread's column i. Thread c loads those of channel c of the tile, and
+    // passes them on in shared memory.
     template <class OfChannel>
     __device__ void fetch(OpCoefficients<Op> (&of)[COLUMNS], const Place<COLUMNS>& at, u32 tile,
                           A* shared, const OfChannel& of_channel) const {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Channels that fit into the shared memory of a block, which reads them once. As in columns.cuh the
-// array is a matrix, a channel `length` of its columns, a tile some channels; here a slot has columns
-// of at most two.
+// array is a matrix, a channel is `length` of its columns, a tile some channels. A slot is W
+// neighbouring columns of a row, of at most two channels.
 //
-// Threads sum and write the slots that they copied themselves. As a slot is used for the last time,
-// the copy of the next tile's begins to the same place, so that memory is idle only while the sums
-// of threads are put together.
+// A thread uses the slots that it copied itself. When a slot is used for the last time, the copy of
+// a slot of a later tile to the same place begins: so global memory is busy all the time, except
+// while sums of threads are added up.
 #pragma once
 #include "batch_norm/held_place.cuh"
 #include "batch_norm/rows.cuh"
@@ -15,7 +15,7 @@ namespace cto::batch_norm::held {
 using namespace batch_norm::rows;
 using held_place::Place;
 
-// Waits for all of this thread's groups of copies but the last so many.
+// async_copy::wait for `last` known at run time: waits for all groups but the last `last` ones.
 template <int N = MOST_GROUPS - 1>
 __device__ __forceinline__ void wait_but(int last) {
     if constexpr (N == 0)
@@ -26,6 +26,7 @@ __device__ __forceinline__ void wait_but(int last) {
         wait_but<N - 1>(last);
 }
 
+// The lanes of a warp, with one channel; see `Over` in sums.cuh.
 template <class A>
 struct OverLanes {
     template <int K>
@@ -38,8 +39,9 @@ struct OverLanes {
     }
 };
 
-// Shared memory behind the slots: sums of each thread and group of columns; of each channel its
-// coefficients and sums, and twice its inputs and its reference, for this tile and for the next.
+// Shared memory after the slots. of_thread: sums of each thread, for each of its up to two
+// channels. For each channel: inputs and reference, in two copies, for this tile and the next;
+// coefficients; sums.
 template <class A, int FIELDS>
 struct Shared {
     A *of_thread, *inputs, *references, *coefficients, *totals;
@@ -52,10 +54,13 @@ struct Shared {
           totals(coefficients + COEFFICIENTS * channels) {}
 };
 
-// A block's shared memory: READ arrays of `ring` slots of each thread, then Shared.
+// The work of a block on its tiles. Shared memory has a ring of `ring` slots for each thread and
+// array, then Shared:
 //
 //     slot `place` of thread t    (array * ring + place) * slot_pitch + t * SLOT_NBYTES
 //     row u of the tile           place (head + u) % ring
+//
+// Rows are copied in groups of of_group rows, groups_of_tile for a tile.
 template <class Op, int W>
 struct InShared {
     using T = typename Op::T;
@@ -72,10 +77,10 @@ struct InShared {
     const Held& held;
     Place<W> at;
     u8* own;         // the thread's first slot
-    u32 slot_pitch;  // bytes from a slot of it to the next
+    u32 slot_pitch;  // bytes from one slot of the thread to its next
     Shared<A, FIELDS> shared;
-    u32 turn = 0;  // which references are in use
-    i32 head = 0;  // where the tile's first row is in the ring
+    u32 turn = 0;  // which copy of inputs and references is this tile's
+    i32 head = 0;  // place in the ring of the tile's first row
 
     __device__ InShared(const Op& op, const Held& held, u8* memory)
         : op(op),
@@ -88,12 +93,13 @@ struct InShared {
 
     // ---- rows ------------------------------------------------------------------------------------
 
-    // The slot of the tile's row u.
+    // The thread's slot in row u of the tile.
     __device__ u8* slot(int array, i32 u) const {
         const i32 place = head + u < held.ring ? head + u : head + u - held.ring;
         return own + (array * held.ring + place) * slot_pitch;
     }
-    // Begins to copy N rows to where those from row u on are; ALL of them or `n`.
+    // Begins to copy N rows, from `element` on, to the places of rows u, u + 1, ... of the tile.
+    // Not ALL: only the first n.
     template <int N, bool ALL>
     __device__ void start(i64 element, i32 u, i32 n) const {
 #pragma unroll
@@ -105,6 +111,7 @@ struct InShared {
                 if (ALL || k < n) async_copy::copy<SLOT_NBYTES>(to, from);
         }
     }
+    // Loads rows u, ..., u + N - 1 of the tile from shared memory. Not ALL: only the first n.
     template <int N, bool ALL>
     __device__ void load(Rows<N>& rows, i32 u, i32 n) const {
         rows.n = ALL ? N : n;
@@ -119,6 +126,7 @@ struct InShared {
             }
         }
     }
+    // Writes the results of N rows, from `element` on. Not ALL: only the first rows.n.
     template <int N, bool ALL>
     __device__ void write(const Rows<N>& rows, const Of (&of)[W], i64 element) const {
         T* to = op.result + element;
@@ -131,7 +139,8 @@ struct InShared {
                 vec::store_streaming(reinterpret_cast<Vec<T, W>*>(to), vec::from_acc<T>(values));
         }
     }
-    // Rows that are not held are read again, from the L2 cache.
+    // use(rows, element) for the rows of the tile that are not in shared memory: they are read in both
+    // passes, in the second (LAST) from the L2 cache.
     template <bool LAST, class Use>
     __device__ void each_loose(u32 tile, const Use& use) const {
         using Slot = typename Rows<DEPTH>::Slot;
@@ -156,11 +165,11 @@ struct InShared {
 
     // ---- a tile ----------------------------------------------------------------------------------
 
-    // Copies the first tile, and of the next what the ring has room for.
+    // Begins to copy the first tile, and of later tiles the groups that the ring has room for.
     __device__ void begin(u32 tile) {
         if (threadIdx.x < at.n_channels(tile))
             shared.references[threadIdx.x] = reference(tile, threadIdx.x);
-        i32 first = 0;  // of the group in its tile
+        i32 first = 0;  // the group's first row, in its tile
         for (i32 group = 0; group < held.groups_of_ring; ++group) {
             const i32 n = rest_of(tile, first);
 #pragma unroll 1
@@ -173,7 +182,7 @@ struct InShared {
         }
         __syncthreads();
     }
-    // Rows that the thread has of a group.
+    // Rows of the thread in the group of a tile that begins at row `first`.
     __device__ i32 rest_of(u32 tile, i32 first) const {
         const i32 n = at.held_rows(tile) - first;
         return n < held.of_group ? n : held.of_group;
@@ -181,6 +190,7 @@ struct InShared {
     __device__ A reference(u32 tile, u32 channel) const {
         return op.reference(at.first_channel(tile) + channel, held.length, held.n_rows);
     }
+    // The thread's sums over its rows of the tile, group by group as copies arrive.
     __device__ void sum(u32 tile, Sums& sums) const {
         A references[W];
 #pragma unroll
@@ -214,7 +224,7 @@ struct InShared {
 
     // ---- sums of channels ------------------------------------------------------------------------
 
-    // The sums of columns, put where those of their channels are made.
+    // Stores the thread's sums in shared memory, one set for each of its one or two channels.
     __device__ void put(const Sums& sums) const {
         if (at.y >= at.height) return;
         put(sums.of_columns(0, at.split), 0);
@@ -226,7 +236,7 @@ struct InShared {
     __device__ A* sums_of(int group) const {
         return shared.of_thread + group * FIELDS * at.n_threads();
     }
-    // The coefficients of the tile's one channel, which all warps make alike.
+    // The coefficients of a tile of one channel; every warp computes the same ones.
     __device__ Of finish_one(const Sums& sums) const {
         const u32 lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
         A* const of_warp = shared.of_thread + turn * n_warps * FIELDS;
@@ -234,7 +244,7 @@ struct InShared {
         if (at.y < at.height) all = sums.of_columns(0, W);
         all.join(OverLanes<A>{});
         if (lane == 0) all.store(of_warp + threadIdx.x / WARP * FIELDS);
-        const A reference = shared.references[turn];  // the thread that leads goes on soon
+        const A reference = shared.references[turn];  // after the barrier it may be overwritten
         __syncthreads();
         all = lane < n_warps ? State::from_shared(of_warp + lane * FIELDS) : State{};
         all.join(OverLanes<A>{});
@@ -245,7 +255,7 @@ struct InShared {
         const A* const from = shared.inputs + 2 * (turn * held.channels + channel);
         return {from[0], from[1]};
     }
-    // The coefficients of columns.
+    // of[i] = coefficients of the thread's column i, from the sums of all threads.
     __device__ void finish(u32 tile, const Sums& sums, Of (&of)[W]) const {
         if (held.channels == 1) {
             const Of of_all = finish_one(sums);
@@ -262,7 +272,7 @@ struct InShared {
             of[i] = Op::fold(Of::template load<Memory::shared>(shared.coefficients +
                                                                COEFFICIENTS * at.channel(i)));
     }
-    // By a warp for each channel.
+    // Coefficients and sums of each channel of the tile, to shared memory; a warp takes a channel.
     __device__ void finish_each(u32 tile) const {
         const u32 lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
 #pragma unroll 1
@@ -275,11 +285,13 @@ struct InShared {
             sums.store(shared.totals + FIELDS * c);
         }
     }
+    // see(sums) for the sums of a channel, of all threads with columns of it; lanes take them in turn.
     template <class See>
     __device__ void each_entry(u32 channel, u32 lane, const See& see) const {
         const u32 from = channel * held.length, first = from / W;
         const u32 end = ((from + held.length - 1) / W + 1) * at.height;
-        const u32 ends = first * W < from ? (first + 1) * at.height : 0;  // the channel before
+        // Threads below `ends` also have columns of the channel before: theirs of this one are set 1.
+        const u32 ends = first * W < from ? (first + 1) * at.height : 0;
 #pragma unroll 4
         for (u32 entry = first * at.height + lane; entry < end; entry += WARP) {
             see(State::from_shared(sums_of(entry < ends) + entry, at.n_threads()));
@@ -288,7 +300,8 @@ struct InShared {
 
     // ---- results ---------------------------------------------------------------------------------
 
-    // Where a group of rows was, that is copied which comes a whole ring after it.
+    // Writes the results of the tile. After each group of rows is read, the copy of the group that
+    // comes groups_of_ring groups later, to the same places, begins.
     __device__ void apply(u32 tile, const Of (&of)[W]) const {
         if (op.result)
             each_loose<true>(tile, [&](const auto& rows, i64 element) {
@@ -309,7 +322,7 @@ struct InShared {
             if (later_first >= of_tile) later_first = 0, later += gridDim.x;
         }
     }
-    // n rows of the tile, n_later that take their place.
+    // Writes the results of n rows of the tile, and begins to copy n_later rows to their places.
     __device__ void apply_group(const Of (&of)[W], i32 first, i32 n, i64 element, i64 later,
                                 i32 n_later) const {
         const i32 both = n < n_later ? n : n_later, most = n < n_later ? n_later : n;
@@ -331,7 +344,7 @@ struct InShared {
         if (op.result) write<N, ALL>(rows, of, element);
     }
 
-    // A tile whose copies are on their way, and those of the next.
+    // All work on a tile, whose copies have begun, and the start of copies of later tiles.
     __device__ void use(u32 tile) {
         const u32 channel = threadIdx.x, next = tile + gridDim.x;
         const bool leads = channel < at.n_channels(tile);
@@ -358,8 +371,8 @@ struct InShared {
     }
 };
 
-// Block b sums, finishes and maps tiles b, b + gridDim.x, ... of channels, whose elements it reads
-// once, into shared memory.
+// Block b has tiles b, b + gridDim.x, ...: it copies their elements to shared memory once, sums
+// them, and writes results.
 template <int W, class Op>
 __device__ void in_shared(const Op& op, const Held& held, u8* memory) {
     InShared<Op, W> block(op, held, memory);

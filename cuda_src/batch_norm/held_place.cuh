@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which part of a tile is a thread's, where blocks hold channels in shared memory: see held.cuh.
+// Which rows and columns of a tile are a thread's, for held.cuh.
 #pragma once
 #include "batch_norm/facts.cuh"
 #include "core/types.cuh"
@@ -8,16 +8,17 @@ namespace cto::batch_norm::held_place {
 
 using namespace facts::batch_norm;
 
-// Where a thread is in each tile, and which of its columns are of which channel.
+// Thread (x, y) has columns x * W, ..., x * W + W - 1 of a tile, in rows y, y + height, ... The columns
+// belong to at most two channels of the tile: `low`, and from column `split` of the W on, low + 1.
 template <int W>
 struct Place {
     const Held& held;
     u32 x, y, height;
-    u32 low;      // channel of the thread's first column in the tile; the next one's begins
-    int split;    // so many columns on
-    u32 n_tiles;  // that have the thread's columns
-    i32 n_rows;   // of the thread in such a tile
-    i64 pitch;    // from a row of the thread to its next
+    u32 low;
+    int split;
+    u32 n_tiles;  // tiles that have the thread's columns; the last tile may be narrower
+    i32 n_rows;   // rows of the thread in each of them
+    i64 pitch;    // elements from a row of the thread to its next
 
     __device__ explicit Place(const Held& held) : held(held) {
         x = threadIdx.x % held.width, y = threadIdx.x / held.width;
@@ -38,7 +39,7 @@ struct Place {
         return rest < held.channels ? static_cast<u32>(rest) : held.channels;
     }
     __device__ i64 first_channel(u32 tile) const { return static_cast<i64>(tile) * held.channels; }
-    // Rows that the thread has of a tile.
+    // Rows of the thread in a tile; held_rows: those in shared memory, the first ones.
     __device__ i32 rows(u32 tile) const { return tile < n_tiles ? n_rows : 0; }
     __device__ i32 held_rows(u32 tile) const {
         const i32 n = rows(tile);
@@ -48,7 +49,7 @@ struct Place {
         const i64 row = held.n_channels * held.length;
         return y * row + first_channel(tile) * held.length + x * W;
     }
-    // Slots of a row in shared memory, and where sums of the thread lie.
+    // Threads with columns, which is also the pitch of sums in shared memory; the thread's index there.
     __device__ u32 n_threads() const { return held.width * height; }
     __device__ u32 entry() const { return x * height + y; }
 };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The two passes of batch_norm/schedule.cuh where blocks apply what they have summed, and keep the
-// last rows of it in shared memory.
+// The two passes of batch_norm/schedule.cuh, but a block applies the parts that it has summed
+// itself: the last rows of them are still in its shared memory.
 //
-// Tickets are those of the parts that are summed, or where nothing is of those that are applied. When
-// a block gets none, all parts are with blocks that run, and none of them waits before it has summed
-// its own: all come to an end.
+// Blocks take tickets for parts to sum; if the schedule only applies, for parts to apply. There is no
+// deadlock: a block waits only when no tickets are left; then running blocks have all parts, and each
+// sums its own before it waits.
 #pragma once
 #include "batch_norm/schedule.cuh"
 
@@ -14,6 +14,7 @@ using namespace batch_norm::schedule;
 
 constexpr u32 NONE = ~0u;
 
+// What a block does with an item of each pass.
 template <class Op, class Walk>
 struct Blocks {
     using A = typename Op::A;
@@ -23,7 +24,7 @@ struct Blocks {
     const Walk& walk;
     const Schedule& schedule;
     const Scratch<A>& scratch;
-    u32* before;  // of each part that one that the same block has summed before it, or NONE
+    u32* before;  // linked list: before[i] is the item that the same block summed before i, or NONE
     A* shared;
 
     // Item `number` is part number % n_parts of tile number / n_parts.
@@ -37,16 +38,16 @@ struct Blocks {
         const i64 row = part.part * walk.n_channels() + walk.first_channel(tile);
         walk.sum(tile, part.part, scratch.partials + row * Op::template State<1>::FIELDS, shared);
     }
-    // Counts item `number` as summed; for a tile's last part, makes its coefficients. `last` is in
-    // shared memory.
+    // Counts item `number` as summed; after the last part of a tile, computes its coefficients.
+    // `last` is in shared memory.
     __device__ void finish(u32 number, bool& last) const {
         const Item part = item(number, true);
         const u32 tile = schedule.first_tile + part.tile;
         const Finish<Op, Walk> finish(op, walk, schedule, scratch, shared, tile);
         finish(part, last);
     }
-    // Maps the elements of item `number`, once its tile's coefficients are made. kept: its last
-    // rows are in shared memory still.
+    // Writes the results of item `number`, after a wait for its tile's coefficients. kept: its last
+    // rows are still in shared memory.
     __device__ void apply(u32 number, bool kept) const {
         const Item part = item(number, false);
         walk.apply(
@@ -62,9 +63,9 @@ struct Blocks {
     }
 };
 
-// Sums the parts of the tickets that the block gets, and applies the same parts from the last one
-// back, of which the last still has rows in shared memory. Without sums, applies the parts of its
-// tickets.
+// Sums the parts whose tickets the block takes, then applies the same parts in reverse order: the
+// one summed last still has rows in shared memory. If the schedule only applies, applies the parts
+// of its tickets.
 template <class Op, class Walk>
 __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& schedule,
                               const Scratch<typename Op::A>& scratch, u32* before) {
@@ -74,7 +75,7 @@ __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& sc
     const Blocks<Op, Walk> blocks{op, walk, schedule, scratch, before, shared};
     const u32 n = schedule.n_items;
     u32 own = NONE, ahead = 0, turn = 0;
-    const auto take = [&] {  // the counter wraps to zero
+    const auto take = [&] {  // each block takes one ticket too many; the last one resets to 0
         if (threadIdx.x == 0) ahead = atomicInc(scratch.counters.ticket(), n + gridDim.x - 1);
     };
     const auto taken = [&] {
@@ -89,7 +90,7 @@ __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& sc
         if (threadIdx.x == 0) before[number] = own;
         own = number;
         blocks.sum(number);
-        take();  // not before: blocks that begin later have parts, too
+        take();  // only now, so that blocks that start later get parts, too
         blocks.finish(number, last);
     }
     if (!schedule.applies) return;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Batch normalisation and its gradient: sums of a channel, and results of its elements.
+// The two operators, Normalization and Gradient: how a channel's coefficients follow from its sums,
+// and an element's result from the coefficients. The `Op` of all other files here.
 #pragma once
 #include "batch_norm/coefficients.cuh"
 #include "batch_norm/sums.cuh"
@@ -11,11 +12,12 @@ namespace cto::batch_norm::operators {
 using namespace batch_norm::coefficients;
 using namespace batch_norm::sums;
 
-// The type of X and Y; arrays of one number a channel have that of A, or T where it is a half type.
+// T: the type of X and Y. Arrays with one number a channel have type A, or T if that is a 2-byte type.
 using slots::T;
 using A = Acc<T>;
 
-// An array with an element for each channel, or none. Its type costs no compilation.
+// An array with one number a channel, or null. Its type is known at run time, so that kernels are not
+// compiled for each combination of types.
 struct ByChannel {
     void* array;
     bool is_half;
@@ -32,12 +34,13 @@ struct ByChannel {
     }
 };
 
+// 1 / sqrt(variance + epsilon).
 __device__ __forceinline__ A inv_std(const Rule& rule, A variance) {
     return 1 / step::square_root(variance + static_cast<A>(rule.epsilon));
 }
 
-// Y = scale (X - mean) inv_std + bias. Elements are taken relative to the channel's first one: of
-// numbers that lie close together the differences are exact.
+// Y = scale (X - mean) inv_std + bias. Sums are of X - reference, the channel's first element:
+// differences of close numbers are exact.
 struct Normalization {
     using T = operators::T;
     using A = operators::A;
@@ -66,17 +69,18 @@ struct Normalization {
                                             A reference) const {
         return of_variance(inputs, reference, of.mean(), quotient_or_0(of.squares[0], of.n));
     }
-    // Where nothing is summed.
+    // Coefficients from input_mean and input_var, where the channel's own statistics are not used.
     __device__ Coefficients<A> without_sums(i64 channel) const {
         return of_variance(channel_inputs(channel), input_mean[channel], 0, input_var[channel]);
     }
-    // Numbers of 2-byte types lie further apart than float32 rounds: the mean is subtracted at once.
+    // x - reference - offset in one subtraction for 2-byte types, whose spacing is wider than the
+    // rounding error of float32.
     static __device__ Coefficients<A> fold(Coefficients<A> of) {
         if (sizeof(T) == 2) of.reference += of.offset, of.offset = A(0);
         return of;
     }
-    // Stores the channel's statistics: mean, inv_std, and the running ones, whose variance has n -
-    // 1 for n if `unbiased`.
+    // Stores the channel's mean and inv_std, and the running mean and variance; if `unbiased`, the
+    // latter from squares / (n - 1).
     __device__ void write(i64 channel, const Moments<A>& of, A reference) const {
         const A mean = reference + of.mean(), variance = quotient_or_0(of.squares[0], of.n);
         const A corrected = rule.unbiased && of.n > 1 ? of.squares[0] / (of.n - 1) : variance;
@@ -118,7 +122,7 @@ struct Gradient {
         const A slope = inverse * (of.product[0] * inverse / count);
         return {reference, of.sum[0] / count, inputs.first * inverse, slope};
     }
-    __device__ Coefficients<A> without_sums(i64) const { return {}; }  // always summed
+    __device__ Coefficients<A> without_sums(i64) const { return {}; }  // not called
     static __device__ Coefficients<A> fold(const Coefficients<A>& of) { return of; }
     // scale_grad = sum of dy * (x - mean) * inv_std, bias_grad = sum of dy.
     __device__ void write(i64 channel, const Slopes<A>& of, A) const {

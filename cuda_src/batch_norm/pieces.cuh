@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The elements of one channel of an array (outer, channels, length): `outer` pieces of `length`
-// neighbouring elements each. A slot is W of them, and a piece has a whole number of slots.
+// Channels of an array (outer, channels, length): a channel is `outer` pieces of `length` neighbouring
+// elements. A slot is W neighbouring elements; a piece has a whole number of slots. Slots of a
+// channel are numbered across its pieces; a part is `span` of them, here 4:
 //
 //     slots of a channel   | 0 | 1 | 2 |  other channels  | 3 | 4 | 5 |  other channels  | 6 ...
 //     parts                 0   0   0                       0   1   1                      1
@@ -17,11 +18,11 @@ using namespace batch_norm::sums;
 
 using vec::Vec;
 
-// A slot of a thread, from which it goes on to its next.
+// An iterator over the slots of a thread in a part: every blockDim.x-th.
 template <int W>
 struct Cursor {
-    i64 slot, element;  // where it is in its piece and in the array
-    i32 left;           // slots of the part from this one on
+    i64 slot, element;  // number of the slot in its piece; index of its first element in the array
+    i32 left;           // slots of the part from this one on; none if it is <= 0
 
     __device__ Cursor(const Pieces& pieces, i64 channel, u32 part) {
         const i64 first = part * pieces.span + threadIdx.x;
@@ -31,8 +32,8 @@ struct Cursor {
         slot = at.column;
         element = (at.row * pieces.n_channels + channel) * pieces.length + slot * W;
     }
-    // This cursor, hidden from the compiler, which would keep the addresses of loads for the stores to the
-    // same places, and has no registers for them.
+    // A copy that the compiler does not recognize: else it would keep the addresses of loads for
+    // the stores to the same indices, for which there are no registers.
     __device__ Cursor again() const {
         Cursor same = *this;
 #ifndef __CUDA_CPU__
@@ -51,7 +52,7 @@ struct Cursor {
     }
 };
 
-// DEPTH slots of a thread in each of READ arrays, of which the first n are there.
+// DEPTH slots of a thread in each of READ arrays, in registers; the first n exist.
 template <class T, int W, int READ, int DEPTH>
 struct Batch {
     using Unit = vec::Unit<T, vec::IN_WORDS<T, W>>;
@@ -61,7 +62,7 @@ struct Batch {
     Slot held[READ][DEPTH];
     int n;
 
-    // LAST: whether nothing reads these slots again.
+    // Loads the slots from `cursor` on, and moves it past them. LAST: nothing reads them again.
     template <bool LAST>
     __device__ void load(Cursor<W>& cursor, const Pieces& pieces, const T* const (&arrays)[READ]) {
         n = 0;
@@ -71,7 +72,7 @@ struct Batch {
 #pragma unroll
             for (int a = 0; a < READ; ++a) {
                 const auto* const slot = reinterpret_cast<const Slot*>(arrays[a] + cursor.element);
-                held[a][u] = {};  // left as it is, it would take registers all the time
+                held[a][u] = {};  // unset, it would stay live from round to round, in registers
                 if (cursor.left > 0) held[a][u] = LAST ? vec::load_streaming(slot) : *slot;
             }
             cursor.advance(pieces);
@@ -81,8 +82,8 @@ struct Batch {
     __device__ Acc<T> any_of(int, Acc<T> otherwise) const {
         return n > 0 ? at(0, 0, 0) : otherwise;
     }
-    // Hides from the compiler that the elements are those of before: it would keep 2-byte ones as
-    // accumulators from one use to the next, for which there are no registers.
+    // Makes the compiler forget that the elements are unchanged: else it would keep 2-byte elements
+    // as floats from one use to the next, for which there are no registers.
     __device__ void renew() {
 #ifndef __CUDA_CPU__
         if constexpr (vec::IN_WORDS<T, W>)
@@ -94,15 +95,16 @@ struct Batch {
                     for (auto& word : held[a][u].at) asm volatile("" : "+r"(word));
 #endif
     }
-    // Shows `see` the elements, which are all of one channel.
+    // see(element) for all elements; they are of one channel.
     template <class See>
     __device__ void each(int, const See& see) const {
         show<READ, DEPTH>(*this, 0, W, see);
     }
 };
 
-// ---- what an operator does with them ------------------------------------------------------------
+// ---- operators ----------------------------------------------------------------------------------
 
+// Slots of each array that a thread has in registers.
 template <class Op, int W>
 constexpr int DEPTH =
     (W == 1 ? SINGLE_SLOTS : CHANNEL_NBYTES / static_cast<int>(sizeof(typename Op::T)) / W) /
@@ -111,6 +113,7 @@ constexpr int DEPTH =
 template <class Op, int W>
 using PieceBatch = Batch<typename Op::T, W, Op::READ, DEPTH<Op, W>>;
 
+// Writes the results of a batch, which was loaded from `first` on.
 template <class Op, int W>
 __device__ void write_batch(const Op& op, const OpCoefficients<Op>& of,
                             const PieceBatch<Op, W>& batch, const Cursor<W>& first,
@@ -129,7 +132,7 @@ __device__ void write_batch(const Op& op, const OpCoefficients<Op>& of,
     }
 }
 
-// Block c sums, finishes and maps channel c, whose elements it reads once, into registers.
+// Block c has channel c: reads its elements once, into registers, sums them, and writes results.
 template <int W, class Op>
 __device__ void in_registers(const Op& op, const Pieces& pieces) {
     using A = typename Op::A;
@@ -150,12 +153,12 @@ __device__ void in_registers(const Op& op, const Pieces& pieces) {
                            batch, first, pieces);
 }
 
-// One channel a tile, parts of which are so many slots.
+// The `Walk` of by_schedule for channels in pieces: a tile is one channel, a part `span` slots of it.
 template <class Op, int W>
 struct InPieces {
     using A = typename Op::A;
-    static constexpr int SHARED = 2 * THREADS;  // entries that sums take
-    static constexpr u32 MERGED_AT_ONCE = 2;    // parts by a thread, which seldom has more
+    static constexpr int SHARED = 2 * THREADS;  // elements of shared memory for sums
+    static constexpr u32 MERGED_AT_ONCE = 2;    // parts loaded together; a thread rarely has more
 
     const Op& op;
     const Pieces& pieces;
@@ -166,6 +169,7 @@ struct InPieces {
     __device__ u32 channels(u32) const { return 1; }
     __device__ OverBlock<A> over(u32, u32, u32, u32, A* shared) const { return {shared}; }
 
+    // partials = sums of the part.
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
         const A references[1] = {op.reference(tile, pieces.length, pieces.n_slots)};
         Cursor<W> cursor(pieces, tile, part);
@@ -179,7 +183,8 @@ struct InPieces {
         sums.join(OverBlock<A>{shared});
         if (threadIdx.x == 0) sums.store(partials);
     }
-    // `of_channel` gives coefficients, from when `wait` has returned.
+    // Writes the results of the part. of_channel(channel) returns coefficients, once wait() has
+    // returned; the first elements are loaded before that.
     template <class Wait, class OfChannel>
     __device__ void apply(u32 tile, u32 part, A*, const Wait& wait,
                           const OfChannel& of_channel) const {

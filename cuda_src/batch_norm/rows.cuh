@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Rows of an array that is taken for a matrix: a thread has a slot of neighbouring columns in some
-// of them.
+// An array as a matrix: a thread has a slot, W neighbouring columns, in some of the rows.
 #pragma once
 #include "batch_norm/coefficients.cuh"
 #include "batch_norm/sums.cuh"
@@ -11,7 +10,7 @@ namespace cto::batch_norm::rows {
 using namespace batch_norm::coefficients;
 using namespace batch_norm::sums;
 
-// DEPTH rows of a thread in each of READ arrays.
+// The thread's slots in DEPTH rows of each of READ arrays, in registers.
 template <class T, int W, int READ, int N_ROWS>
 struct Rows {
     static constexpr int DEPTH = N_ROWS;
@@ -20,8 +19,8 @@ struct Rows {
     using Slot = Vec<Held, W * sizeof(T) / sizeof(Held)>;
 
     Slot held[READ][DEPTH];
-    i32 n;  // rows that there are
-    u32 n_columns;
+    i32 n;          // the first n rows exist
+    u32 n_columns;  // columns of the slot that exist
 
     template <bool STREAMING>
     __device__ void load(const T* const (&arrays)[READ], i64 element, i64 pitch, bool aligned) {
@@ -29,12 +28,12 @@ struct Rows {
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
             for (int a = 0; a < READ; ++a) {
-                held[a][u] = {};  // left as it is, it would take registers all the time
+                held[a][u] = {};  // unset, it would stay live from round to round, in registers
                 if (u < n)
                     held[a][u] = load_slot<STREAMING>(arrays[a] + element + u * pitch, aligned);
             }
     }
-    // The first n from shared memory, where slots lie `apart` bytes from each other.
+    // Loads the first n rows from shared memory, where slots are `apart` bytes apart.
     __device__ void load_held(const u8* slots, u32 apart) {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
@@ -46,7 +45,7 @@ struct Rows {
     }
     __device__ Acc<T> at(int array, int u, int i) const { return Unit::at(held[array][u].at, i); }
     __device__ Acc<T> any_of(int i, Acc<T>) const { return at(0, 0, i); }
-    // Shows `see` the elements of a column; of one that is not the tile's, zeros.
+    // see(element) for the elements of column i; zeros if the column does not exist.
     template <class See>
     __device__ void each(int i, const See& see) const {
         show<READ, DEPTH>(*this, i, i + 1, see);
@@ -64,19 +63,21 @@ struct Rows {
 
 // ---- by way of shared memory --------------------------------------------------------------------
 
-// Columns of a thread.
+// Columns of a thread's slot.
 template <class Op>
 constexpr int WIDTH =
     vec::WIDTH<typename Op::T> < MAX_COLUMNS ? vec::WIDTH<typename Op::T> : MAX_COLUMNS;
 
-// is: a group may have fewer rows than others.
+// Any<true>: a group of rows may have fewer than DEPTH rows.
 template <bool ANY>
 struct Any {
     static constexpr bool is = ANY;
 };
 
-// Rows of whole slots, n of a thread: groups of them are copied to shared memory while others are
-// used. A thread uses what it has copied. LAST: they are not read again, and go from the last one on.
+// A pipeline of a thread's n rows through shared memory: a ring of groups of DEPTH rows. While one
+// group is used, RING_GROUPS - 1 others are being copied. A thread uses what it copied itself, so
+// there are no barriers. LAST: the second pass; rows are not read again, and go from the last one
+// back.
 template <class Op, bool LAST>
 struct Ring {
     using T = typename Op::T;
@@ -86,19 +87,19 @@ struct Ring {
     using Held = Rows<T, COLUMNS, READ, DEPTH>;
 
     const Op& op;
-    const u8* own;            // this thread's slots
-    async_copy::Place place;  // the same
-    i64 pitch;
-    u32 size;                  // groups that there is room for
-    i32 cached;                // rows before those that stay in shared memory that L2 is to keep
-    i64 later, next;           // the first row that is to be copied, and used; LAST: behind it
-    i32 n_later, n_next;       // rows from there on
-    u32 copied = 0, used = 0;  // where groups are copied to and used next
-    i64 kept = 0;              // the first of rows before all others that are in shared memory
-    i32 n_kept = 0;
+    const u8* own;            // this thread's slots in shared memory
+    async_copy::Place place;  // the same, as a destination of copies
+    i64 pitch;                // elements from a row to the next
+    u32 size;                 // groups in the ring
+    i32 cached;               // rows that L2 keeps, just before those that stay in the ring
+    i64 later, next;      // element of the next row to be copied, to be used; LAST: the end of it
+    i32 n_later, n_next;  // rows from there on
+    u32 copied = 0, used = 0;  // places in the ring of the next group to be copied, to be used
+    i64 kept = 0;              // element of the first row left in the ring by the first pass
+    i32 n_kept = 0;            // such rows; they are used before all others
 
-    // The thread has n rows: row r begins at element + r * pitch of each array. LAST: groups of
-    // rows from the last row back, so `later` and `next` begin behind it; else from row 0 on.
+    // Row r < n begins at element + r * pitch of each array. LAST: `later` and `next` start at the
+    // end of the last row.
     __device__ Ring(const Op& op, const u8* memory, async_copy::Place place, const Columns& columns,
                     i64 element, i64 pitch, i32 n)
         : op(op),
@@ -112,23 +113,24 @@ struct Ring {
           n_later(n),
           n_next(n) {}
 
-    // How many rows the next group has, of `left` that are left.
+    // Rows of the next group, if `left` rows are left.
     static __device__ i32 of_group(i32 left) { return left < DEPTH ? left : DEPTH; }
-    // The number of n rows used that have left shared memory: the first ones, in whole groups.
+    // After n rows went through a ring of `size` groups: how many, the first ones, were overwritten.
     static __device__ i32 count_gone(i32 n, u32 size) {
         const i32 over = (n + DEPTH - 1) / DEPTH - static_cast<i32>(size);
         return over > 0 ? over * DEPTH : 0;
     }
     static constexpr u32 OF_GROUP = READ * DEPTH * APART;
-    // The group behind `group` in shared memory, in which groups lie in a ring.
+    // The place after `group` in the ring.
     __device__ u32 after(u32 group) const { return group + 1 < size ? group + 1 : 0; }
-    // Begins to copy the next group, of at most DEPTH rows, to place `copied` of the ring; without rows it only
-    // counts as a group on its way. ALL: there are DEPTH rows.
+    // Begins to copy the next group to place `copied` of the ring. Without rows left it commits an
+    // empty group, so that waiting for a number of groups stays right. ALL: the group has DEPTH
+    // rows.
     template <bool ALL>
     __device__ void copy_group() {
         const i32 some = ALL ? DEPTH : of_group(n_later);
         const i64 from = LAST ? later - some * pitch : later;
-        // Rows that stay in shared memory, or are not read again soon, leave the L2 cache to the rest.
+        // L2 is for rows that are read again soon; those that stay in the ring are not.
         const i32 before = n_later - static_cast<i32>(size) * DEPTH;
         if (!LAST && before > 0 && before <= cached)
             copy_rows<ALL, false>(from, some);
@@ -139,8 +141,8 @@ struct Ring {
         n_later -= some;
         copied = after(copied);
     }
-    // Begins to copy `some` rows of all READ arrays, which begin at from, from + pitch, ...: row u
-    // of array a to place + copied * OF_GROUP + (u * READ + a) * APART.
+    // Begins to copy row u < some of array a from op.arrays[a] + from + u * pitch to
+    // place + copied * OF_GROUP + (u * READ + a) * APART.
     template <bool ALL, bool STREAMING>
     __device__ __forceinline__ void copy_rows(i64 from, i32 some) {
         async_copy::Place to = place + copied * OF_GROUP;
@@ -156,14 +158,14 @@ struct Ring {
 #pragma unroll 1
         for (int i = 0; i < RING_GROUPS; ++i) copy_group<false>();
     }
-    // In place of `begin`: n rows, of which the first is at `element`, come before the others. Another
-    // ring has left them in shared memory, behind as many as are `gone`.
+    // Instead of `begin`, in the second pass: the last n rows, from `element` on, are still in the
+    // ring, and are used first. The `gone` rows before them were overwritten.
     __device__ void begin_with_kept(i64 element, i32 gone, i32 n) {
         kept = element, n_kept = n;
         used = copied = gone / DEPTH % size;
     }
-    // Gives `use` the rows, of which the first have begun to be copied. It is told whether there may be
-    // fewer of them than in other groups, as it is of the first ones.
+    // use_group for all rows, after `begin`. Groups that may have fewer than DEPTH rows have code
+    // of their own.
     template <class Use>
     __device__ void go_on(const Use& use) {
 #pragma unroll 1
@@ -173,9 +175,8 @@ struct Ring {
             while (n_kept <= 0 && n_later >= DEPTH) use_group<true>(use);
         }
     }
-    // Waits for the next group, takes it into registers, begins to copy another one behind those on
-    // their way, and calls use(rows, element, pitch, Any), where row 0 of the group is at
-    // `element`.
+    // Waits for the next group, loads it into registers, begins to copy one more, and calls
+    // use(rows, element, pitch, Any), where row 0 of the group is at `element`.
     template <bool ALL, class Use>
     __device__ void use_group(const Use& use) {
         const bool is_kept = !ALL && n_kept > 0;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
-// Work on channels in two passes of which the second finds the elements in the L2 cache, by one
-// launch.
+// Two passes over channels in one launch: the first sums elements, the second applies coefficients, and
+// finds the elements in the L2 cache.
 //
-// A tile of channels has n_parts items of work, in each pass. Blocks take them by tickets: the
-// first `lag` items are summed ahead, then one is summed and one applied in turn.
+// A tile is some channels; it has n_parts items of work (parts) in each pass. Blocks take items by
+// tickets: first `lag` items are summed, then one is summed and one applied in turn.
 //
 //     ticket   0  1  2  3  4  5  6  7  8  9 10 11      6 items, lag 3
 //     summed   0  1  2  3     4     5
 //     applied              0     1     2  3  4  5
 //
-// The block that sums the last part of a tile finishes its sums, in the order of the parts; blocks
-// that apply a part wait for it. A block so waits only for items whose tickets come before its own.
-// They are held by blocks that run, and of those the one with the first ticket never waits: all
-// come to an end, however many blocks a device runs at a time.
+// The block that finishes last with a part of a tile adds up its parts, in their order; blocks that
+// apply a part of the tile wait for that. There is no deadlock, however many blocks run at a time:
+// a block waits only for earlier tickets, which running blocks have, and the earliest of them never
+// waits.
 #pragma once
 #include "batch_norm/coefficients.cuh"
 #include "batch_norm/sums.cuh"
@@ -23,19 +23,18 @@ using namespace batch_norm::coefficients;
 using namespace batch_norm::sums;
 using zeroed::Zeroed;
 
+// One part of a tile, to be summed or applied.
 struct Item {
     u32 tile, part;
     bool sums;
 };
 
-// One ticket for each item and pass: the schedule may sum, or apply, or do both.
+// One ticket for each item and pass: a schedule has one of the passes, or both.
 __device__ u32 count_tickets(const Schedule& schedule) {
     return schedule.n_items * (schedule.sums && schedule.applies ? 2 : 1);
 }
 
-// Ticket t with both passes: item t is summed for t < lag; then turn = t - lag is item lag + turn / 2 summed
-// where turn is even, and item turn / 2 applied where turn is odd, until all n_items are summed; from then on
-// item t - n_items is applied. Item i is part i % n_parts of tile i / n_parts.
+// The item of a ticket, see the table above. Item i is part i % n_parts of tile i / n_parts.
 __device__ Item item_of(u32 ticket, const Schedule& schedule) {
     bool sums = schedule.sums;
     u32 item = ticket;
@@ -48,8 +47,8 @@ __device__ Item item_of(u32 ticket, const Schedule& schedule) {
     return {item / schedule.n_parts, item % schedule.n_parts, sums};
 }
 
-// Writes from before this one can be read after it. A fence would wait for copies that are on their
-// way as well.
+// *from, by a load with acquire semantics: writes before the one that it reads are visible after
+// it. Unlike a fence it does not wait for asynchronous copies.
 __device__ __forceinline__ u32 load_acquire(const u32* from) {
     u32 loaded;
 #ifdef __CUDA_CPU__
@@ -61,27 +60,32 @@ __device__ __forceinline__ u32 load_acquire(const u32* from) {
     return loaded;
 }
 
-// Counters in global memory: of tickets, then two for each tile, then those of groups of parts.
+// Counters in global memory: the next ticket, then two for each tile, then one for each group of parts.
 struct Counters {
     Zeroed<u32>* counters;
 
     __device__ u32* ticket() const { return &counters->value; }
+    // Parts, or groups of parts, that are summed.
     __device__ Zeroed<u32>* summed(u32 tile) const { return counters + 1 + 2 * tile; }
-    // Counts parts that are applied, and one more once the tile's sums are finished.
+    // 0 until the tile's coefficients are complete, then 1 + the number of parts that have waited
+    // for them.
     __device__ u32* applied(u32 tile) const { return &counters[2 + 2 * tile].value; }
 
+    // Parts of a group that are summed.
     __device__ Zeroed<u32>* grouped(const Item& item, u32 n_groups, u32 group,
                                     const Schedule& schedule) const {
         const u32 n_tiles = schedule.n_items / schedule.n_parts;
         return counters + 1 + 2 * n_tiles + item.tile * n_groups + group;
     }
 
+    // Tells waiting blocks that the tile's coefficients are in memory.
     __device__ void finished(u32 tile) const {
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
     }
-    // Until a tile is finished; n times for each, of which the last one leaves zero behind.
+    // Waits until `finished` was called for the tile. Called n times for each tile; the last call
+    // resets the counter to 0.
     __device__ void wait(u32 tile, u32 n) const {
         if (threadIdx.x == 0) {
             while (load_acquire(applied(tile)) < 1) {
@@ -92,14 +96,14 @@ struct Counters {
     }
 };
 
-// Gives `work` the items of this block. The ticket of the next is taken ahead, so that a block need
-// not wait for it. `next` is in shared memory: two entries, so that one can be written while the
-// other is read.
+// work(item) for each item that this block takes. The next ticket is taken before the work on an
+// item, to hide the latency of the atomic. `next` is in shared memory: two entries, one is written
+// while the other may still be read.
 template <class Work>
 __device__ void each_item(const Schedule& schedule, const Counters& counters, u32 (&next)[2],
                           const Work& work) {
     const u32 n = count_tickets(schedule);
-    const u32 last = n + gridDim.x - 1;  // of the tickets that are taken: the counter wraps to zero
+    const u32 last = n + gridDim.x - 1;  // each block takes one too many; the last one resets to 0
     u32 ahead = 0;
     if (threadIdx.x == 0) ahead = atomicInc(counters.ticket(), last);
     for (u32 turn = 0; true; turn ^= 1) {
@@ -114,16 +118,17 @@ __device__ void each_item(const Schedule& schedule, const Counters& counters, u3
 
 // ---- blocks that share channels -----------------------------------------------------------------
 
-// Scratch memory: for each part and tile FIELDS sums of the tile's channels side by side, four coefficients for each channel.
+// Scratch memory. partials: for each part, and in it each tile, FIELDS arrays of one sum for each
+// channel of the tile; coefficients: COEFFICIENTS for each channel.
 template <class A>
 struct Scratch {
     A *partials, *coefficients;
     Counters counters;
 };
 
-// A tile's channels from the sums of its parts: some threads for each channel. Where a tile has many
-// parts they are put together in groups first, each by the block that comes last; the sums of a
-// group take the place of its first part's.
+// Adds up the parts of a tile, and computes the coefficients of its channels. With many parts in two
+// stages: the last block of a group of parts adds these up, and stores the sums in the place of the
+// group's first part; then the last block of the tile adds up the groups.
 template <class Op, class Walk>
 struct Finish {
     using A = typename Op::A;
@@ -147,12 +152,13 @@ struct Finish {
         x = threadIdx.x % width, y = threadIdx.x / width;
         partials = scratch.partials + walk.first_channel(tile) * State::FIELDS;
     }
-    // Where the sums of part `part` of the tile begin.
+    // The sums of a part of the tile.
     __device__ A* of_part(u32 part) const {
         return partials + part * walk.n_channels() * State::FIELDS;
     }
-    // Sums of every `step`-th part from `first` on: AT_ONCE of a thread are on their way together, the
-    // first ones stay in registers.
+    // Sums over parts first, first + step, ... below `end`, of the thread's channel. A thread loads
+    // AT_ONCE parts together. join_all goes over the parts twice; the first AT_ONCE stay in
+    // registers.
     __device__ State sums(u32 first, u32 end, u32 step) const {
         const u32 begin = y < height ? first + y * step : end, on = height * step;
         State kept[AT_ONCE];
@@ -170,8 +176,8 @@ struct Finish {
         sums.join_all(each, walk.over(x, y, width, height, shared));
         return sums;
     }
-    // When a part has been summed. Where it was the last one the tile is finished, for blocks that
-    // wait, and what is written of it follows.
+    // Called when a part is summed. The last block of the tile stores the coefficients, tells
+    // blocks that wait for them, and then writes the outputs of the channels (Op::write).
     __device__ void operator()(const Item& item, bool& last) const {
         const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
         const u32 n = parts_of_group(first);
@@ -181,7 +187,8 @@ struct Finish {
         A reference = 0;
         ChannelInputs<A> inputs{};
         State all;
-        // One code for groups and tile: it is run seldom, and is in no cache when it is.
+        // A loop of up to two rounds, group and tile, so that the code exists once: it runs rarely, and
+        // then has to be loaded into the instruction cache.
 #pragma unroll 1
         for (bool whole = of_group == 1; true; whole = true) {
             auto* const ticket = whole
@@ -204,18 +211,18 @@ struct Finish {
     }
 
   private:
-    // How many parts the group has whose first part is `first`.
+    // Parts of the group that begins with part `first`.
     __device__ u32 parts_of_group(u32 first) const {
         const u32 rest = schedule.n_parts - first;
         return rest < schedule.of_group ? rest : schedule.of_group;
     }
-    // some[k] = the thread's channel's sums of part part + k * on, if that is before `end`.
+    // some[k] = sums of part (part + k * on) of the thread's channel, if that part is before `end`.
     __device__ void load(State (&some)[AT_ONCE], u32 part, u32 end, u32 on) const {
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k)
             if (part + k * on < end) some[k] = State::load(of_part(part + k * on) + x, width);
     }
-    // Calls see(some[k]) for each k whose part, part + k * on, is before `end`: `load` left the others unset.
+    // see(some[k]) for those k that `load` has set.
     template <class See>
     static __device__ void show(const State (&some)[AT_ONCE], u32 part, u32 end, u32 on,
                                 const See& see) {
@@ -225,8 +232,8 @@ struct Finish {
     }
 };
 
-// Sums and applies the items of this block: walk.sum leaves a part's sums in `partials`, Finish makes
-// `coefficients` of them, walk.apply maps a part's elements by these.
+// Both passes of a block: walk.sum writes a part's sums to `partials`, Finish computes `coefficients`
+// from them, walk.apply writes the results of a part's elements.
 template <class Op, class Walk>
 __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& schedule,
                             const Scratch<typename Op::A>& scratch) {

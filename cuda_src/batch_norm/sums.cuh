@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Sums over a channel: of threads, of a block, of parts, always in the same order.
+// Sums over a channel: of a thread's elements, over threads, over parts, in a fixed order.
 //
-// A thread has the sums of N channels (or of N columns, whose channels may be the same). `Over`
-// stands for the threads that share channels: over(values) makes each of the K values of each of
-// the N channels the sum over these threads, in each of them.
+// A thread has sums of N channels, or of N columns, some of which may be of one channel. `Over` is
+// a set of threads that share channels: over(values) replaces values[k][i] by its sum over these
+// threads, in each of them; k < K numbers the sums, i < N the channels.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "batch_norm/facts.cuh"
@@ -13,8 +13,8 @@ namespace cto::batch_norm::sums {
 using namespace facts::batch_norm;
 using vec::Vec;
 
-// Shows `see` elements first to last - 1 of each of the first batch.n of DEPTH slots that a thread
-// has read of one or two arrays.
+// see(x) or, with two arrays, see(x, dy) for the elements [first, last) of each of the first
+// batch.n slots.
 template <int READ, int DEPTH, class Batch, class See>
 __device__ __forceinline__ void show(const Batch& batch, int first, int last, const See& see) {
 #pragma unroll
@@ -32,8 +32,8 @@ __device__ __forceinline__ void show(const Batch& batch, int first, int last, co
 
 // ---- over threads -------------------------------------------------------------------------------
 
-// The threads of a block have one channel. The second sums have memory of their own, so that the
-// first need not have been read; a third, or another OverBlock, comes after another barrier.
+// All threads of a block, with one channel. Two calls use different memory, so no barrier is needed
+// between them; before a third, or another OverBlock, there must be one.
 template <class A>
 struct OverBlock {
     A* of_warp;  // shared memory, four entries for each warp
@@ -59,11 +59,11 @@ struct OverBlock {
     }
 };
 
-// A block is a matrix of threads: those of one row have neighbouring columns, N each, and `length`
-// neighbouring columns are a channel.
+// The threads of a block with the same channels. The block is a matrix of width x height threads;
+// thread (x, y) has N columns from x * N on, and `length` neighbouring columns are a channel.
 template <class A>
 struct OverColumns {
-    u32 x, y, width, height;  // where the thread is, of how many; none where y >= height
+    u32 x, y, width, height;  // threads with y >= height have no columns
     u32 n_columns, length;
     A* of_thread;  // shared memory, K N entries for each thread
 
@@ -88,7 +88,7 @@ struct OverColumns {
 #pragma unroll
             for (int i = 0; i < N; ++i) at(k, N, i, y, x) = values[k][i];
     }
-    // The sum of a column takes the place of its first row: some at a time, as they take long to come.
+    // column[0] = sum of its rows; SOME loads at a time, to hide their latency.
     __device__ void sum_rows(A* column) const {
         constexpr u32 SOME = 4;
         A sums[SOME] = {};
@@ -99,7 +99,7 @@ struct OverColumns {
                 if (row + k < height) sums[k] += column[(row + k) * width];
         column[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     }
-    // The sums of columns are in the first row; channels of several have theirs added up there.
+    // values = the sums, which are in row 0; there sum_channels adds up the columns of a channel.
     template <int K, int N>
     __device__ void gather(A (&values)[K][N]) const {
         if (length > 1) sum_channels<K, N>();
@@ -109,8 +109,8 @@ struct OverColumns {
 #pragma unroll
             for (int i = 0; i < N; ++i) values[k][i] = at(k, N, i, 0, x);
     }
-    // The sum of a channel takes the place of each of its columns': by a thread, or where it has many by
-    // a warp.
+    // Replaces, in row 0, the sum of each column by that of its channel. A thread does a channel, or a
+    // warp if channels have at least WARP columns.
     template <int K, int N>
     __device__ void sum_channels() const {
         const u32 lanes = length >= WARP ? WARP : 1, lane = threadIdx.x % lanes;
@@ -134,24 +134,32 @@ struct OverColumns {
 
 // ---- what is summed -----------------------------------------------------------------------------
 
+// sum / n, or 0 if n is 0.
 template <class A>
 __device__ A quotient_or_0(A sum, A n) {
     return n > 0 ? fast_divide(sum, n) : A(0);
 }
 
-// Number, sum and squared distances from their mean of numbers x - reference. Some at a time are
-// taken relative to the first of them, and these are merged by the distance of their means: nothing
-// cancels, wherever the reference is.
+// For each of N channels: n = number of elements, sum = sum of x - reference, squares = sum of (x -
+// mean)^2. Elements are added relative to a number close to them (`start`), and such sets are
+// merged by the distance of their means, so nothing cancels, even if the reference is far away.
+//
+// Two ways to use it:
+//     include each batch of elements, in a set of its own, which is then merged
+//     begin, add all batches, end: one set, cheaper
+//
+// A batch, `seen`, is a pieces::Batch or rows::Rows: seen.each(i, see) calls see(x) for its elements of
+// channel or column i, seen.any_of(i, reference) returns one of them, or `reference` if there is none.
 template <class A, int N = 1>
 struct Moments {
     static constexpr int FIELDS = MOMENTS;
     A n = 0;
     A sum[N] = {}, squares[N] = {};
-    A start[N] = {};  // what elements are added relative to, until they are related to `reference`
+    A start[N] = {};  // from begin to end, sums are of x - start
 
     __device__ A mean(int i = 0) const { return quotient_or_0(sum[i], n); }
 
-    // Elements of one channel that `seen` has.
+    // Adds the `count` elements of `seen`.
     template <class Seen>
     __device__ void include(const Seen& seen, A count, const A (&reference)[N]) {
         Moments some;
@@ -165,8 +173,7 @@ struct Moments {
         some.end(count, reference);
         merge(some);
     }
-    // A thread's sums of several channels: `begin` with its first elements, `add` all, `end`. They are
-    // relative to the mean of the first, which costs less than to merge.
+    // start = mean of the first elements, `count` a channel. They are not added yet.
     template <class Seen>
     __device__ void begin(const Seen& seen, A count, const A (&reference)[N]) {
 #pragma unroll
@@ -187,6 +194,7 @@ struct Moments {
                 squares[i] += distance * distance;
             });
     }
+    // All `count` elements are added: makes sum and squares relative to reference and mean.
     __device__ void end(A count, const A (&reference)[N]) {
         n = count;
         const A inverse = quotient_or_0(A(1), n);
@@ -207,6 +215,7 @@ struct Moments {
         }
         n += other.n;
     }
+    // Merges the sets of all threads of `over`; each has the result.
     template <class Over>
     __device__ void join(const Over& over) {
         A first[2][N], second[1][N];
@@ -225,7 +234,7 @@ struct Moments {
 #pragma unroll
         for (int i = 0; i < N; ++i) squares[i] = second[0][i];
     }
-    // Merges all that `each` shows, related to one reference, over the threads of `over`.
+    // Merges the sets that each(see) passes to `see`, of all threads of `over`. All have one reference.
     template <class Each, class Over>
     __device__ void join_all(const Each& each, const Over& over) {
         A first[2][1] = {}, second[1][1] = {};
@@ -239,12 +248,13 @@ struct Moments {
         over(second);
         n = first[0][0], sum[0] = first[1][0], squares[0] = second[0][0];
     }
+    // The set of channel or column i.
     __device__ Moments<A> of(int i) const {
         Moments<A> one;
         one.n = n, one.sum[0] = sum[i], one.squares[0] = squares[i];
         return one;
     }
-    // Moments of columns first to last - 1 together.
+    // The merged set of columns [first, last).
     __device__ Moments<A> of_columns(int first, int last) const {
         Moments<A> all;
         all.n = n * (last - first);
@@ -259,7 +269,7 @@ struct Moments {
         }
         return all;
     }
-    // Reads what `store` wrote to shared memory.
+    // Reads from shared memory what `store` has written. Numbers are `apart` elements apart.
     static __device__ Moments from_shared(const A* from, u32 apart = 1) {
         Moments moments;
         moments.n = from[0], moments.sum[0] = from[apart], moments.squares[0] = from[2 * apart];
@@ -268,6 +278,7 @@ struct Moments {
     __device__ void store(A* to, u32 apart = 1) const {
         to[0] = n, to[apart] = sum[0], to[2 * apart] = squares[0];
     }
+    // Reads from global memory what `store` has written in another block.
     static __device__ Moments load(const A* from, u32 apart) {
         Moments moments;
         moments.n = __ldcg(from);
@@ -277,7 +288,7 @@ struct Moments {
     }
 };
 
-// Sums of gradients, and of gradients times x - reference.
+// For each of N channels: sum of dy, and product = sum of dy * (x - reference). Used as Moments is.
 template <class A, int N = 1>
 struct Slopes {
     static constexpr int FIELDS = SLOPES;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Adaptive sums of two ranks' tensors.  CPU provider: cupy_training_ops/families/collective/reference.py
 //
-// A rank combines the tensors that it has with those that its partner sent, and the partner does
-// the same: both go through the elements in the same order, so that they get the same bits.
+// result = a * own + b * other, where `other` are the tensors that the partner rank sent, and
+//     a = 1 - own.other / (2 own.own)      b = 1 - own.other / (2 other.other)
+// of each tensor. Both ranks do this; they add in the same order, so that they get the same bits.
 #include "algorithm/multi_tensor.cuh"
 #include "collective/facts.cuh"
 #include "core/slots.cuh"
@@ -17,11 +18,11 @@ using multi_tensor::TensorSizes;
 using slots::T;
 
 constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(T);
-constexpr int UNROLL = 8;  // elements of each tensor a thread has in flight
+constexpr int UNROLL = 8;  // elements of each tensor that a thread loads together
 
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
-// Dot products of a tensor with itself, of the partner's with itself, and of the two.
+// own . own, other . other, own . other.
 struct Dots {
     double own, other, both;
 
@@ -38,13 +39,13 @@ struct Dots {
 };
 static_assert(sizeof(Dots) == DOTS * sizeof(double));
 
-// By what each of the two is multiplied.
+// result = own.tensor * own + other.tensor * other.
 struct Scales {
     double own, other;
 };
 static_assert(sizeof(Scales) == SCALES * sizeof(double));
 
-// Shows `visit` the elements of both tensors that fall to this thread, with their places.
+// visit(i, own[i], other[i]) for the thread's elements i of the block's chunk.
 template <class Visit>
 __device__ __forceinline__ void visit_pairs(const T* own, const T* other, const Chunk& chunk,
                                             Visit visit) {
@@ -61,9 +62,9 @@ __device__ __forceinline__ void visit_pairs(const T* own, const T* other, const 
     }
 }
 
-constexpr double SMALL = 1.4916681462400413e-154;  // the root of the least normal double
+constexpr double SMALL = 1.4916681462400413e-154;  // sqrt of the least normal double
 
-// 1 - both / (2 square), or 1 where the tensor counts as zero.
+// 1 - both / (2 square); 1 if the square is so small that the tensor counts as zero.
 __device__ __forceinline__ double scale_of(double square, double both) {
     return square < SMALL ? 1.0 : 1.0 - both / (2.0 * square);
 }
@@ -72,7 +73,8 @@ __device__ __forceinline__ double scale_of(double square, double both) {
 
 using namespace cto;
 
-// The dot products of each chunk.
+// partials[chunk] = Dots of the chunk; a block has one. `others` is the partner's tensors in one array,
+// tensor t from starts[t] on.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adasum_all_reduce__dots(const __grid_constant__ Pointers<CAPACITY> tensors,
                             const __grid_constant__ TensorSizes<CAPACITY> sizes,
@@ -88,7 +90,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) reinterpret_cast<Dots*>(partials)[blockIdx.x] = dots;
 }
 
-// The scales of each tensor, from the dot products of its chunks in their order; a block a tensor.
+// scales[t] = Scales of tensor t, from its chunks' Dots, added in a fixed order; a block has one
+// tensor.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adasum_all_reduce__scales(const __grid_constant__ TensorSizes<CAPACITY> sizes,
                               const double* partials, double* scales) {
@@ -107,7 +110,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                                          scale_of(dots.other, dots.both)};
 }
 
-// The sum; the lower rank's term comes first on both ranks.
+// results[t][i] = own scale * tensors[t][i] + other scale * others[starts[t] + i]; a block has one
+// chunk. On both ranks the lower rank's term comes first.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adasum_all_reduce__combine(const __grid_constant__ Pointers<CAPACITY> tensors,
                                const __grid_constant__ Pointers<CAPACITY> results,

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: MIT
 // Convolutions and their gradients.  CPU provider: cupy_training_ops/families/conv/reference.py
 //
-// All are matrix products whose tiles are gathered from the tensors as they lie: conv__image is a
-// convolution or its data gradient, conv__weight the gradient of the weights. Groups of one channel
-// have kernels of their own.
+// Matrix products, tile by tile, with implicit im2col. Families of kernels:
+//
+//     image, weight    tiles gathered from arrays in their own layout: a convolution or its data
+//                      gradient; the gradient of the weights
+//     ..._lines        1 x 1 convolutions: tiles are copied by vectors, nothing is gathered
+//     staged           tiles copied by vectors from arrays that conv__stage has brought to (n,
+//                      position, channel)
+//     depthwise        groups of one channel: no matrix product
+//     direct           gradients of an X with few channels, arrays (n, position, channel)
 #include "algorithm/transpose.cuh"
 #include "conv/depthwise_walks.cuh"
 #include "conv/direct_image.cuh"
@@ -27,11 +33,11 @@
 #ifndef CTO_TF32
 #define CTO_TF32 0
 #endif
-// 1: kernels over staged arrays are compiled, and not the others.
+// 1: only kernels over staged arrays are compiled; 0: only the others.
 #ifndef CTO_STAGED
 #define CTO_STAGED 0
 #endif
-// 1: warpgroups multiply staged arrays, which 9.0 alone can.
+// 1: warpgroup instructions multiply staged arrays; for compute capability 9.0 only.
 #ifndef CTO_WARPGROUPS
 #define CTO_WARPGROUPS 0
 #endif
@@ -53,16 +59,16 @@ using namespace conv::weight;
 using T = CTO_T;
 using A = Acc<T>;
 using OFFSET = CTO_OFFSET;
-// That share a multiprocessor, at least. With few rows there is little to do while loads are awaited;
-// for 10.0, one more would have some registers spilled.
+// ..._BLOCKS: blocks on a multiprocessor, for __launch_bounds__. With few rows a block computes
+// little while it waits for loads, so one more helps; for 10.0 registers would spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1000
 constexpr int MOST_BLOCKS = 1;
 #else
 constexpr int MOST_BLOCKS = BLOCKS;
 #endif
 constexpr int IMAGE_BLOCKS = MOST_BLOCKS + (CTO_ROWS == 32 && sizeof(T) == 2);
-// Blocks of 1 x 1 convolutions are short: one begins while others end. With three, registers would be
-// spilled for 7.0, and of floats for 12.0.
+// Blocks of 1 x 1 convolutions are short; a third one begins while others end. For 7.0, and of
+// floats for 12.0, it would spill registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 constexpr bool ARE_SHORT = CTO_ROWS <= 64 && (sizeof(T) == 2 || __CUDA_ARCH__ < 1200);
 constexpr int LINES_BLOCKS = ARE_SHORT ? BLOCKS + 1 : BLOCKS;
@@ -73,16 +79,16 @@ template <bool LINES>
 using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES, false, LINES>;
 template <bool Y_LINES, bool X_LINES>
 using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES, X_LINES>;
-using FewTile = Tile<T, FEW_ROWS, CTO_TF32, false>;  // of an image and of weights
+using FewTile = Tile<T, FEW_ROWS, CTO_TF32, false>;  // for conv__image_few and conv__weight_few
 
-// Arrays are staged for GPUs that copy ahead.
+// GPUs with cp.async, for which staged kernels are compiled.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
 constexpr bool COPIES_AHEAD = true;
 #else
 constexpr bool COPIES_AHEAD = false;
 #endif
 constexpr bool CAN_STAGE = COPIES_AHEAD && CTO_STAGED && sizeof(T) <= 4 && CTO_ROWS >= PANEL;
-// All threads of a multiprocessor, since there is little to do while loads are awaited.
+// As many threads as a multiprocessor has: copies wait for memory most of the time.
 #if defined(__CUDA_ARCH__) && \
     (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
 constexpr int STAGING_BLOCKS = 2048 / THREADS;
@@ -90,20 +96,22 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
-// Walks that sum, and lines of channels: in 128 registers compilers spill on 12.0.
+// conv__depthwise_lines and conv__depthwise_walks_weight spill on 12.0 with 128 registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 constexpr int WALK_BLOCKS = 1;
 #else
 constexpr int WALK_BLOCKS = BLOCKS;
 #endif
-// A compilation is for kernels over staged arrays or for gathered tiles, so that a first call does not
-// wait for kernels that it does not launch, and no compilation takes much longer than others.
-// Kernels of lines, which have no offsets, are with gathered ones of as many rows; halves have lines alone in
-// WIDE_ROWS, and offsets of 64 bits in tiles of half of these. Kernels without tiles are beside lines of
-// WIDE_ROWS, beside tiles of floats with offsets of 64 bits, or beside all that there is of doubles; those
-// of channels side by side, of groups of one or few in all, are beside floats' tiles, and of halves on
-// their own. The gradient of a bias is summed by kernels over staged arrays and by others, but for that of
-// staged halves, which their tiles sum.
+// Which kernels a compilation has. Each is kept small, so that a first call does not wait for
+// kernels that it does not launch. (T of 2 bytes: "half"; of 4 bytes: "float".)
+//
+//     HAS_TILES             conv__pack, _image, _weight of CTO_ROWS rows; half: not WIDE_ROWS
+//     HAS_LINES             conv__image_lines, _weight_lines; half: also WIDE_ROWS
+//     HAS_FEW               tiles of FEW_ROWS rows, of floats without TF32
+//     WITHOUT_TILES         depthwise kernels and conv__transpose: in one compilation of each type
+//     HAS_DEPTHWISE_LINES   depthwise kernels for channels side by side, and SUMS_... their weights
+//     SUMS_BIAS             sums of Y; staged tiles of halves sum Y themselves
+//     GOES_DIRECT           conv__direct_...
 constexpr bool GATHERS = !CTO_STAGED;
 constexpr bool IS_WIDE = sizeof(OFFSET) == 8;
 #if defined(__CUDA_CPU__) || (__CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 1200)
@@ -144,8 +152,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// written = convolution of `read` with W, or its gradient for X, + bias if not null: a block has a
-// tile of ROWS rows and COLUMNS positions; `packed` is what conv__pack makes of W.
+// written = bias + convolution of `read` with W, or with layout.is_gradient its gradient for X;
+// bias may be null. A block has a tile of ROWS channels and COLUMNS positions. packed: W from
+// conv__pack.
 extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                 const __grid_constant__ ImageLayout layout) {
@@ -155,7 +164,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     }
 }
 
-// conv__image where vectors of the lines that are read and written can be copied.
+// conv__image for 1 x 1 taps and stride 1, if lines of positions start at multiples of 8 bytes:
+// they are read and written by vectors. `stages` parts are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
     conv__image_lines(const T* read, const T* packed, const T* bias, T* written, i32 stages,
                       const __grid_constant__ ImageLayout layout) {
@@ -165,8 +175,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
                                                     reinterpret_cast<T*>(shared));
 }
 
-// sums[part][tile] = the tile's weight gradients over the positions of one part, a block for each;
-// y_sums[part][filter] = sums of Y, if not null. conv__weight_total adds the parts up.
+// sums[part][tile] = the tile's sums over the positions of one part of x * y, for the gradient of
+// W; a block for each. y_sums[part][filter] = sums of y, for that of a bias; may be null.
+// conv__weight_total adds the parts.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight(const T* x, const T* y, A* sums, A* y_sums,
                  const __grid_constant__ WeightLayout layout) {
@@ -175,8 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// sums[part][tile] = the tile's weight gradients over the positions of one part, where vectors of
-// Y's lines can be copied; y_sums[part][filter] = sums of Y, if not null.
+// conv__weight, if lines of y are aligned, so that they are copied by vectors.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
                          const __grid_constant__ WeightLayout layout) {
@@ -184,8 +194,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, y_sums, layout);
 }
 
-// sums[part][tile] = the tile's weight gradients over the positions of one part, of 1 x 1 taps,
-// where vectors of X's and Y's lines can be copied; y_sums[part][filter] = sums of Y, if not null.
+// conv__weight for 1 x 1 taps and stride 1, if lines of x and y are aligned: both are copied by
+// vectors. `stages` parts are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
                        const __grid_constant__ WeightLayout layout) {
@@ -195,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                                        reinterpret_cast<T*>(shared));
 }
 
-// w = the sum over `count` parts of `parts`, as conv__weight left them; bias = that of y_parts, if
-// blocks are launched for it. `summers` threads add up a number.
+// w = sum over `count` parts of `parts`, the sums of conv__weight; bias = sum of y_parts, by the
+// blocks after those of w, if there are any. `summers` threads share a sum.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        const __grid_constant__ WeightLayout layout) {
@@ -241,8 +251,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// y = depthwise convolution of x with w, + bias if not null: groups of one channel, (n, channel,
-// position).
+// y = bias + depthwise convolution of x with w: groups of one channel, arrays (n, channel,
+// position). bias may be null. A thread writes STRIP neighbouring positions.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise(const T* x, const T* w, const T* bias, T* y,
                     const __grid_constant__ DepthwiseLayout layout) {
@@ -251,8 +261,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// x = gradient of a depthwise convolution for its input, of y = dY, + bias if not null: groups of
-// one channel, (n, channel, position).
+// x = bias + gradient of conv__depthwise for its input, y being dY; bias may be null. A thread
+// writes STRIP neighbouring positions.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_gradient(const T* y, const T* w, const T* bias, T* x,
                              const __grid_constant__ DepthwiseLayout layout) {
@@ -261,8 +271,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// Parts of the weight gradient of a depthwise convolution, and of sums of Y where y_sums is not
-// null: TAPS taps at a time; arrays are (n, channel, position).
+// sums[part][filter][tap] = sum of y[position] * x[where the tap reads], over every parts-th image;
+// y_sums[part][filter] = sum of y, may be null. Arrays are (n, channel, position). A block has TAPS
+// x TAPS taps of a filter and one part.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                            const __grid_constant__ DepthwiseLayout layout) {
@@ -271,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_weight with WIDE_TAPS taps at a time.
+// conv__depthwise_weight with WIDE_TAPS x WIDE_TAPS taps a block.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight_wide(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                                 const __grid_constant__ DepthwiseLayout layout) {
@@ -280,7 +291,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// Depthwise convolutions, or their data gradients, of arrays with channels side by side.
+// conv__depthwise, or with is_gradient conv__depthwise_gradient, of arrays (n, position,
+// channel). A block has LINE_VECTORS vectors of channels and `of_block` strips, a thread
+// a vector and a strip.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_lines(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {
@@ -289,8 +302,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     }
 }
 
-// Parts of the weight gradient of a depthwise convolution, and of sums of Y where y_sums is not
-// null, of arrays with channels side by side.
+// conv__depthwise_weight of arrays (n, position, channel): sums[part][channel][tap] over `of_part`
+// neighbouring strips.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_lines_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part,
                                  const __grid_constant__ DepthwiseLayout layout) {
@@ -299,7 +312,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_lines for TAPS x TAPS taps side by side: a block walks down strips of `rows` rows.
+// conv__depthwise_lines for TAPS x TAPS taps, stride and dilation 1: a thread walks down `rows`
+// rows of a strip and reads each row once for all taps.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_walks(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           i32 rows, bool is_gradient,
@@ -310,8 +324,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_lines_weight for TAPS x TAPS taps side by side: a block walks down strips of
-// `rows` rows.
+// conv__depthwise_lines_weight for TAPS x TAPS taps, stride and dilation 1: a thread walks down
+// `rows` rows of a strip.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
                                  const __grid_constant__ DepthwiseLayout layout) {
@@ -328,19 +342,22 @@ extern "C" __global__ void __launch_bounds__(facts::TRANSPOSING_THREADS, TRANSPO
     }
 }
 
+// sums[part][channel] = sum of y[n][channel] over images n = part, part + parts, ...; a block for
+// each. For the gradient of a bias; y is (n, channel, position), `plane` its positions.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__channel_sums(const T* y, A* sums, i64 batch, i32 channels, i32 parts,
                        const __grid_constant__ Divisor plane) {
     if constexpr (SUMS_BIAS) sum_channels(y, sums, batch, channels, parts, plane);
 }
 
-// The sums of Y for a bias, where channels lie side by side.
+// sums[part][channel] = sum of y[line][channel] over the part's `of_part` neighbouring lines of
+// `channels` elements. For the gradient of a bias; y is (n, position, channel).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__line_sums(const T* y, A* sums, i64 n_lines, i32 channels, i64 of_part) {
     if constexpr (SUMS_BIAS) conv::layouts::sum_lines(y, sums, n_lines, channels, of_part);
 }
 
-// total[i] = parts[0][i] + ... + parts[count - 1][i], i < size; `summers` threads add up a number.
+// total[i] = parts[0][i] + ... + parts[count - 1][i], i < size; `summers` threads share a sum.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
     if constexpr (CTO_STAGED || WITHOUT_TILES || GOES_DIRECT) {
@@ -348,8 +365,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// Copies x, y and w to staged_x, staged_y and staged_w, as kernels over staged arrays read them,
-// and writes `rows`, which say where each position reads X: conv/staging.cuh.
+// staged_x, staged_y, staged_w = x, y, w as (n, position, channel), channels padded with zeros to
+// whole vectors of 16 bytes; rows[position] = where a position of Y reads X. A block has a tile of
+// one of them; arrays of 0 blocks are left out. See conv/staging.cuh.
 extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
                 StagedRow* rows, const __grid_constant__ StagingLayout layout) {
@@ -359,8 +377,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     }
 }
 
-// Over staged arrays: blocks of sums of weights, so many from the first one on, and of a convolution or
-// its data gradient, in one launch, so that each fill what the last ones of the other leave idle.
+// Two kernels over staged arrays in one launch, so that blocks of one run while the last of the
+// other leave multiprocessors idle:
+//
+//     blocks [first_of_weights, + blocks_of_weights)   sums, y_sums as conv__weight
+//     the others                                       written as conv__image, packed = staged W
 extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BLOCKS)
     conv__staged(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
                  u32 first_of_weights, u32 blocks_of_weights, const T* read, const T* packed,
@@ -382,8 +403,9 @@ extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BL
     }
 }
 
-// W, so many filters of a group in a block, or 0 where it lies as its sums do, and in blocks behind these
-// the gradient of a bias.
+// w = sum over `count` parts of `parts`, which conv__staged wrote: blocks [0, blocks_of_weights),
+// with `filters` filters a block; filters = 0: W has channels last, as its sums have. bias = sum of
+// y_parts: the blocks after these.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        i32 filters, i32 joined_filters, u32 blocks_of_weights, i32 bias_summers,
@@ -399,7 +421,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     }
 }
 
-// Gradients of few channels, of outputs whose channels lie side by side.
+// x = bias + gradient for X of a convolution of few channels, y being dY as (n, position, filter);
+// bias may be null. A block has every gridDim.x-th tile of positions.
 extern "C" __global__ void __launch_bounds__(DIRECT_THREADS, STAGED_BLOCKS)
     conv__direct_image(const T* y, const T* w, const T* bias, T* x,
                        const __grid_constant__ DirectLayout layout) {
@@ -408,6 +431,9 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS, STAGED_BLOCKS)
         conv::direct_image::write_direct<DirectTile, GOES_DIRECT>(y, w, bias, x, layout, shared);
 }
 
+// sums[part][column tile][filter][column] = gradient of W over every parts-th tile of
+// positions, for an X of few channels; y_sums[part][filter] = sums of y. Either may be null.
+// Block part * column_tiles + column tile.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
     conv__direct_weight(const T* x, const T* y, A* sums, A* y_sums, u32 column_tiles,
                         const __grid_constant__ DirectLayout layout) {
@@ -417,6 +443,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
                                                                  layout, shared);
 }
 
+// Blocks before blocks_of_weights: w = sum over `count` parts of `parts`, which conv__direct_weight
+// wrote. The others: bias = sum of y_parts. `summers` threads share a sum.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__direct_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        u32 column_tiles, u32 blocks_of_weights,

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: MIT
-// Convolutions whose groups have one channel: sums of few elements, which need no matrix product.
+// SPDX-License-Identifier: MIT Convolutions with groups of one channel, of arrays (n, channel,
+// position), without a matrix product. A strip is STRIP neighbouring positions of a line.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "conv/weight.cuh"
@@ -15,8 +15,10 @@ using namespace weight;
 using fast_division::Divisor;
 using fast_division::quotient;
 
-// The place that position p reads by a tap: p * stride - pad + tap * dilation of the image, or the
-// inverse of it in the output; negative where there is none.
+// The position u that position p reads by a tap along an axis, negative if there is none:
+//
+//     convolution   u = p * stride - pad + tap * dilation, in the image
+//     GRADIENT      u * stride - pad + tap * dilation = p, in the output
 template <bool GRADIENT>
 __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, i32 p, i32 tap) {
     const i32 stride = layout.stride[axis], shift = tap * layout.dilation[axis] - layout.pad[axis];
@@ -25,13 +27,13 @@ __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, 
         return u < layout.image[axis] ? u : -1;
     }
     const i32 of_output = p - shift;
-    // Most strides take no division.
+    // Strides of 1 and 2 need no division.
     const i32 u = stride <= 2 ? of_output >> (stride - 1) : of_output / stride;
     return of_output >= 0 && u * stride == of_output && u < layout.output[axis] ? u : -1;
 }
 
-// Elements of a line that positions from p on read by N taps from `tap` on; WIDE_TAPS are dense.
-// Neighbours read neighbours where stride and dilation are 1.
+// to[i][j] = what position p + i reads by tap + j, i < STRIP, j < N; zeros outside of the line.
+// With stride and dilation 1, always so for WIDE_TAPS, these are STRIP + N - 1 neighbours.
 template <bool GRADIENT, int N, class E>
 __device__ __forceinline__ void read_line(const E* line, const DepthwiseLayout& layout, i32 p,
                                           i32 tap, Acc<E> (&to)[STRIP][N]) {
@@ -58,9 +60,10 @@ __device__ __forceinline__ void read_line(const E* line, const DepthwiseLayout& 
 }
 
 struct Strip {
-    i32 at[3];  // of its first position
+    i32 at[3];  // its first position
 };
 
+// Strip `index` of an image or output.
 __device__ __forceinline__ Strip strip_at(const DepthwiseLayout& layout, u32 index) {
     const u32 line = quotient(index, layout.strips), slice = quotient(line, layout.lines);
     return {static_cast<i32>(slice),
@@ -68,8 +71,9 @@ __device__ __forceinline__ Strip strip_at(const DepthwiseLayout& layout, u32 ind
             static_cast<i32>(index - line * static_cast<u32>(layout.strips.value)) * STRIP};
 }
 
-// Where image and output have the same extents, three taps along both axes read a position and its
-// neighbours, and strips are vectors: a strip of a line with what is beside it.
+// window[i] = line[p - 1 + i], i < STRIP + 2, zeros outside of the line: what a strip reads by
+// three taps with stride, dilation and pad 1. For layout.in_vectors, which is such a convolution
+// with aligned lines of whole strips.
 template <class E>
 __device__ __forceinline__ void read_window(const E* line, i32 p, i32 width,
                                             Acc<E> (&window)[STRIP + TAPS - 1]) {
@@ -81,7 +85,7 @@ __device__ __forceinline__ void read_window(const E* line, i32 p, i32 width,
     for (int i = 0; i < STRIP; ++i) window[1 + i] = middle[i];
 }
 
-// add_channel there; the gradient has the taps in reverse.
+// add_channel for in_vectors. The gradient has the taps in reverse order.
 template <bool GRADIENT, class E>
 __device__ __forceinline__ void add_neighbours(const E* read, const E* w, const Strip& strip,
                                                i32 height, i32 width, Acc<E> (&sums)[STRIP]) {
@@ -101,7 +105,7 @@ __device__ __forceinline__ void add_neighbours(const E* read, const E* w, const 
     }
 }
 
-// Adds what one channel that is read gives to a strip of one that is written.
+// sums[i] += sum over taps of w[tap] * read[position that strip position i reads by the tap].
 template <bool GRADIENT, class E>
 __device__ __forceinline__ void add_channel(const E* read, const E* w,
                                             const DepthwiseLayout& layout, const Strip& strip,
@@ -131,7 +135,7 @@ __device__ __forceinline__ void add_channel(const E* read, const E* w,
     }
 }
 
-// Each thread writes a strip. Of the gradient, channels are read for each filter of the group.
+// Each thread writes a strip. The gradient sums over the filters of the channel's group.
 template <bool GRADIENT, bool IN_VECTORS, class E>
 __device__ __forceinline__ void write_strips(const E* read, const E* w, const E* bias, E* written,
                                              const DepthwiseLayout& layout) {
@@ -147,7 +151,8 @@ __device__ __forceinline__ void write_strips(const E* read, const E* w, const E*
     Acc<E> sums[STRIP];
 #pragma unroll
     for (int i = 0; i < STRIP; ++i) sums[i] = bias ? to_acc(bias[channel]) : Acc<E>(0);
-    // In the gradient, a line of X is `filters` lines of Y, else the other way round.
+    // In the gradient, channel c of X reads the channels c * filters + m of Y; else channel c of Y
+    // reads channel c / filters of X.
     const E* from = read + (GRADIENT ? cell.row * layout.filters * output
                                      : divide(cell.row, layout.filters) * image);
     w += (GRADIENT ? channel * layout.filters : channel) * taps;
@@ -171,6 +176,7 @@ __device__ __forceinline__ void write_strips(const E* read, const E* w, const E*
         if (strip.at[2] + i < width) to[i] = from_acc<E>(sums[i]);
 }
 
+// See conv__depthwise and conv__depthwise_gradient.
 template <bool GRADIENT, class E>
 __device__ __forceinline__ void write_depthwise(const E* read, const E* w, const E* bias,
                                                 E* written, const DepthwiseLayout& layout) {
@@ -182,14 +188,14 @@ __device__ __forceinline__ void write_depthwise(const E* read, const E* w, const
 
 // ---- the gradient of the weights ----------------------------------------------------------------
 
-// Where a block's taps begin, of one filter.
+// A block's filter (`channel` of Y), part, and first tap.
 struct TapTile {
     u32 channel, part;
     i32 k0, k1, k2;
 };
 
-// Adds what the strips of every `parts`-th image give to N x N taps, if there is an X, and to the
-// sum of Y.
+// of_taps[i][j] += y[p] * x[what p reads by tap (k0, k1 + i, k2 + j)], unless x is null, and y_sum
+// += y[p], over the thread's strips of every parts-th image.
 template <bool IN_VECTORS, int N, class E>
 __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, const TapTile& tile,
                                            const DepthwiseLayout& layout, Acc<E> (&of_taps)[N][N],
@@ -249,8 +255,8 @@ __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, co
     }
 }
 
-// A block has a tile of taps of one filter, and every `parts`-th image. sums: (part, filter, tap), with
-// X; y_sums, where they are wanted: (part, filter).
+// sums[part][filter][tap], unless x is null; y_sums[part][filter], unless it is null. A block has N
+// x N taps of one filter, and every parts-th image.
 template <int N, class E>
 __device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Acc<E>* sums,
                                                       Acc<E>* y_sums, i32 parts,
@@ -294,9 +300,9 @@ __device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Ac
 
 // ---- the gradient of the bias -------------------------------------------------------------------
 
-constexpr int LONG_PLANE = 512;  // elements, from which on a warp reads vectors of one
+constexpr int LONG_PLANE = 512;  // planes of so many elements are read by vectors, a warp each
 
-// The sum of one channel over every `parts`-th image.
+// sums[part][channel] = sum of y over every parts-th image; a block for each.
 template <class E>
 __device__ __forceinline__ void sum_channels(const E* y, Acc<E>* sums, i64 batch, i32 channels,
                                              i32 parts, const Divisor& plane) {

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT
-// Convolutions whose groups have one channel and one filter, of arrays whose channels lie side by side:
-// a thread has a vector of channels, a block a tile of LINE_VECTORS of them.
+// SPDX-License-Identifier: MIT Convolutions with groups of one channel and one filter, of arrays
+// (n, position, channel). A thread has a vector of V channels, a block a tile of
+// LINE_VECTORS vectors.
 #pragma once
 #include "conv/depthwise.cuh"
 
@@ -8,11 +8,11 @@ namespace cto::conv::depthwise_lines {
 
 using namespace depthwise;
 
-// A thread's vector of V channels, among those `across` the block's tile, and its row of those `down`.
-// Threads that are left over have a row beyond these.
+// A block's threads as `down` rows of `across`: a thread has vector `vector` of the tile, and every
+// down-th strip from `row` on. Threads left over have row >= down.
 template <int V>
 struct Own {
-    i32 first, across, down;  // of the tile, by channels; vectors; rows
+    i32 first, across, down;  // first: the tile's first channel
     i32 row, vector;
 
     __device__ __forceinline__ Own(const DepthwiseLayout& layout, u32 tile) {
@@ -26,26 +26,26 @@ struct Own {
     __device__ __forceinline__ i32 channel() const { return first + vector * V; }
 };
 
-// The number of tiles of LINE_VECTORS vectors that all channels fill, the last one in part.
+// The number of tiles of LINE_VECTORS vectors of V channels.
 template <int V>
 __device__ __forceinline__ u32 line_tiles(const DepthwiseLayout& layout) {
     return (layout.groups / V + LINE_VECTORS - 1) / LINE_VECTORS;
 }
 
-// The position that p reads by a tap, or less than 0: depthwise::read_by, chosen at run time.
+// depthwise::read_by, with GRADIENT at run time.
 __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, i32 p, i32 tap,
                                        bool is_gradient) {
     return is_gradient ? depthwise::read_by<true>(layout, axis, p, tap)
                        : depthwise::read_by<false>(layout, axis, p, tap);
 }
 
-// True if neighbours of a line read neighbours, and neighbouring taps too.
+// True if neighbouring positions and neighbouring taps read neighbouring positions.
 __device__ __forceinline__ bool is_dense(const DepthwiseLayout& layout) {
     return layout.stride[2] == 1 && layout.dilation[2] == 1;
 }
 
-// window[i] = the V channels at line[(first + i) * pitch], zeros where first + i is not in [0,
-// extent); i < N.
+// window[i] = the V channels at line[(first + i) * pitch], zeros where first + i is not
+// in [0, extent); i < N.
 template <int V, int N, class E>
 __device__ __forceinline__ void load_window(const E* line, i32 first, i32 extent, i32 pitch,
                                             vec::Vec<E, V> (&window)[N]) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pi
         const i32 extent = (is_gradient ? layout.output : layout.image)[2];
 #pragma unroll 1
         for (i32 k = 0; k < taps; k += TAPS) {
-            // In the gradient, the last tap reads the first position.
+            // In the gradient, later taps read earlier positions.
             const i32 first = is_gradient ? p + pad - k - (TAPS - 1) : p - pad + k;
             vec::Vec<E, V> window[STRIP + TAPS - 1];
             load_window(line, first, extent, layout.groups, window);
@@ -181,8 +181,8 @@ struct LineSums {
     using Vector = vec::Vec<E, LINE_SUMS>;
     Acc<E> of_taps[TAPS][TAPS][LINE_SUMS] = {}, of_y[LINE_SUMS] = {};
 
-    // of_taps[i][j][c] += y[p][c] * x[u(p, i, j)][c], of_y[c] += y[p][c] over the positions p of a strip, where
-    // u is what p reads by tap (k0, k1 + i, k2 + j).
+    // of_taps[i][j][c] += y[p][c] * x[u(p, i, j)][c], of_y[c] += y[p][c] over the positions p of a
+    // strip, where u is what p reads by tap (k0, k1 + i, k2 + j).
     __device__ __forceinline__ void add(const E* x, const E* y, const TapTile& tile,
                                         const Strip& strip, const DepthwiseLayout& layout) {
         const int count = min(STRIP, layout.output[2] - strip.at[2]);
@@ -246,8 +246,8 @@ struct LineSums {
     }
 };
 
-// sums[part][channel][tap], y_sums[part][channel] = what the block's rows of threads have summed, added up in
-// their order; either may be null.
+// sums[part][channel][tap], y_sums[part][channel] = the sums of the block's threads, added in their
+// order; either may be null.
 template <class E>
 __device__ __forceinline__ void write_line_sums(const LineSums<E>& line_sums,
                                                 const Own<LINE_SUMS>& own, const TapTile& tile,
@@ -278,7 +278,8 @@ __device__ __forceinline__ void write_line_sums(const LineSums<E>& line_sums,
     }
 }
 
-// A block has a tile of taps and one of channels, and `of_part` neighbouring strips.
+// See conv__depthwise_lines_weight. A block has TAPS x TAPS taps, a tile of channels, and `of_part`
+// neighbouring strips.
 template <class E>
 __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc<E>* sums,
                                                      Acc<E>* y_sums, i64 of_part,

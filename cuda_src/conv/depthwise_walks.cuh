@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: MIT
-// Convolutions of groups of one channel by TAPS x TAPS taps side by side, of arrays whose channels lie so,
-// too: a thread walks down some rows of a strip, and reads each row once for all of the taps' rows.
+// SPDX-License-Identifier: MIT depthwise_lines.cuh for TAPS x TAPS taps with stride and dilation 1:
+// a thread walks down some rows of a strip and reads each row once for all rows of taps.
 #pragma once
 #include "conv/depthwise_lines.cuh"
 
@@ -9,14 +8,14 @@ namespace cto::conv::depthwise_walks {
 using namespace depthwise_lines;
 
 constexpr int V = LINE_SUMS;
-constexpr int ACROSS = STRIP / 2;  // of a walk: with more, registers would spill
-constexpr int WINDOW = ACROSS + TAPS - 1;
+constexpr int ACROSS = STRIP / 2;          // positions of a walk; with more, registers would spill
+constexpr int WINDOW = ACROSS + TAPS - 1;  // positions that they read in a row
 static_assert(TAPS == 3);
 
 template <class E>
 using Vector = vec::Vec<E, V>;
 
-// A strip's rows from `row` on, before `end`.
+// Rows [row, end) of a strip of image n, from `column` on.
 struct Walk {
     i64 n;
     i32 row, end, column;
@@ -32,7 +31,7 @@ struct Walk {
     }
 };
 
-// Row `row` of an image of such extents, from column `first` on; zeros beside it.
+// window[i] = the V channels of row `row` at column first + i; zeros outside of the image.
 template <int N, class E>
 __device__ __forceinline__ void load_row(const E* line, i32 row, i32 first, const i32 (&extents)[3],
                                          i32 pitch, Vector<E> (&window)[N]) {
@@ -58,8 +57,8 @@ __device__ __forceinline__ A of_row(const A (&weights)[TAPS][V], const A (*read)
 }
 
 // written = bias + sum over TAPS x TAPS taps of w * read; the gradient has the taps in reverse. A
-// thread walks down rows and reads each once: sums[0..2] are of the written row that the read row
-// ends, and of the next two.
+// thread walks down rows and reads each once: sums[0] is of the written row for which the row just
+// read is the last, sums[1] and sums[2] of the next two.
 template <class E>
 __device__ __forceinline__ void walk_lines(const E* read, const E* w, const E* bias, E* written,
                                            i64 of_block, i32 rows, bool is_gradient,
@@ -93,7 +92,7 @@ __device__ __forceinline__ void walk_lines(const E* read, const E* w, const E* b
             const E* line = read + (walk.n * from[1] + first_row) * pitch + own.channel();
             E* at = written + ((walk.n * to[1] + walk.row) * to[2] + column) * layout.groups +
                     own.channel();
-            A sums[TAPS][ACROSS][V];  // of the row that ends with what is read, and the next two
+            A sums[TAPS][ACROSS][V];
 #pragma unroll
             for (int i = 0; i < TAPS; ++i)
 #pragma unroll
@@ -128,8 +127,8 @@ __device__ __forceinline__ void walk_lines(const E* read, const E* w, const E* b
     }
 }
 
-// Adds y[position][c] * x[position + tap][c] of the walk's rows to each tap's sum, and y to of_y: a
-// row of X is read once, beside the last TAPS rows of Y, which are in `slopes`.
+// Each tap's sum += y[position][c] * x[position + tap][c] over the walk's rows, of_y += y. A row of
+// X is read once; `slopes` has the TAPS rows of Y that it is multiplied with.
 template <class E>
 __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk& walk, i32 column,
                                          const DepthwiseLayout& layout, LineSums<E>& sums) {
@@ -140,8 +139,7 @@ __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk& wal
     if (x) x += (walk.n * layout.image[1] + walk.row - pad) * pitch;
     y +=
         (walk.n * layout.output[1] + walk.row) * y_pitch + static_cast<i64>(column) * layout.groups;
-    Vector<E> slopes[TAPS][STRIP] =
-        {};  // of the row that begins with what is read of X, and before
+    Vector<E> slopes[TAPS][STRIP] = {};  // slopes[i]: row - i of Y
 #pragma unroll 1
     for (i32 row = walk.row; row < walk.end + TAPS - 1; ++row, y += y_pitch) {
         Vector<E> window[WINDOW];

@@ -1,9 +1,10 @@
-// SPDX-License-Identifier: MIT
-// Gradients of a convolution of few channels, along two axes, of an output with its channels side by
-// side. A block has what a tile of positions reads in shared memory once, for all taps.
+// SPDX-License-Identifier: MIT Gradients of a convolution of few channels, 2-D, dY being (n,
+// position, filter). A block copies what a tile of positions reads to shared
+// memory once, for all taps.
 //
-// Along a line of the image `run` neighbouring elements, channels and columns of a stride, are a vector of
-// eight; `window` are the vectors that a tap's line has, and along the other axis the residues' taps.
+// A run is the stride[1] * channels elements of X at stride[1] neighbouring columns, at most 8; it
+// takes a vector of 8. With stride (2, 2), for example, X becomes an image of a quarter of the
+// positions, with 4 times the channels; `window` is the extent of the kernel there.
 #pragma once
 #include "conv/staged_weight.cuh"
 
@@ -12,10 +13,11 @@ namespace cto::conv::direct {
 using namespace image;
 using namespace staged_tile;
 
-constexpr int LOW_BITS = 7;   // of a line of shared memory
-constexpr int K_NBYTES = 32;  // of a line, of which products have the sum at a time
+constexpr int LOW_BITS = 7;   // log2 of the bytes of a line of shared memory
+constexpr int K_NBYTES = 32;  // bytes of a line that one product of fragments sums over
 
-// Panels are lines of all filters of PANEL, one behind the other.
+// Sizes of shared memory. PANELS panels have the PANEL filters: a line of a panel is IN_LINE
+// filters of one position.
 template <class Element, bool TF32>
 struct DirectTile {
     using E = Element;
@@ -23,11 +25,11 @@ struct DirectTile {
     static constexpr int IN_LINE = LINE_NBYTES / sizeof(E), VECTOR = 16 / sizeof(E);
     static constexpr int PANELS = PANEL / IN_LINE;
     static constexpr int RUN_NBYTES = DIRECT_RUN * sizeof(E);
-    static constexpr int Y_NBYTES = DIRECT_DEPTH * LINE_NBYTES;  // of a panel
+    static constexpr int Y_NBYTES = DIRECT_DEPTH * LINE_NBYTES;  // bytes of a panel of Y
     static constexpr int STAGE_NBYTES = PANELS * Y_NBYTES + DIRECT_HALO * RUN_NBYTES;
 };
 
-// A tile of positions, of an image.
+// Tile `tile` of the numbering (image, tile down, tile across): image n, first position at[0..1].
 struct TileOfPositions {
     u32 n;
     i32 at[2];
@@ -44,27 +46,29 @@ __device__ __forceinline__ u32 count_tiles(const DirectLayout& layout) {
     return static_cast<u32>(layout.batch) * layout.tiles[0] * layout.tiles[1];
 }
 
-// Element `e` of a run: neighbours lie side by side, channels or columns.
+// Element `e` of a run: its column and channel. Neighbours of a run are neighbours in memory.
 struct InRun {
     i32 column, channel;
 
+    // Memory order: (column, channel) if channels are last, else (channel, column).
     __device__ __forceinline__ InRun(const DirectLayout& layout, i32 e) {
         const i32 inner = layout.of_channel == 1 ? layout.channels : layout.stride[1];
         const i32 outer = e / inner, rest = e - outer * inner;
         column = layout.of_channel == 1 ? outer : rest;
         channel = layout.of_channel == 1 ? rest : outer;
     }
-    // From the first on.
+    // Its offset from the run's first element in X.
     __device__ __forceinline__ i32 place(const DirectLayout& layout) const {
         return column * layout.of_column + channel * layout.of_channel;
     }
 };
 
+// Elements of a run.
 __device__ __forceinline__ i32 run_of(const DirectLayout& layout) {
     return layout.stride[1] * layout.channels;
 }
 
-// Where W has what belongs to channel `channel` and tap (k0, k1) of filter 0; negative where there is none.
+// The offset in W of W[filter 0][channel][k0][k1]; -1 if there is no such tap.
 __device__ __forceinline__ i32 place_in_w(const DirectLayout& layout, i32 channel, i32 k0, i32 k1) {
     const bool exists = static_cast<u32>(k0) < static_cast<u32>(layout.kernel[0]) &&
                         static_cast<u32>(k1) < static_cast<u32>(layout.kernel[1]);

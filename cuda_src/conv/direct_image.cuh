@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: MIT
-// The gradient of an image of few channels: rows are positions, columns residues of channels, and the sum
-// is over the taps of a window and filters. A block has W, and what a tile of positions reads of Y, in
-// shared memory.
+// SPDX-License-Identifier: MIT The gradient of an X of few channels as a product: rows are
+// positions of the reduced image (direct.cuh), columns the elements of X at each of them, and the
+// sum is over window taps and filters. Shared memory has W, and the part of dY that a tile of
+// positions reads.
 #pragma once
 #include "conv/direct.cuh"
 
@@ -11,7 +11,8 @@ using namespace direct;
 using namespace image;
 using namespace staged_tile;
 
-// W as lines of filters: (panel, tap of the window, row), rows being residues of a channel.
+// to[panel][window tap][column][filter] = W for these; zeros where the kernel has no such tap.
+// Columns are (row residue, element of a run). `line % DIRECT_ROWS` is the column.
 template <class Tile>
 __device__ __forceinline__ void stage_w(const typename Tile::E* w, const DirectLayout& layout,
                                         u8* to) {
@@ -42,7 +43,8 @@ __device__ __forceinline__ void stage_w(const typename Tile::E* w, const DirectL
     }
 }
 
-// Copies the positions of a panel that the taps of a tile read: zeros beside Y.
+// halo[position][filter] = dY at the height x width positions that the tile reads, the filters of
+// one panel; zeros outside of dY.
 template <class Tile>
 __device__ __forceinline__ void copy_halo(const typename Tile::E* y, const DirectLayout& layout,
                                           const TileOfPositions& tile, int panel, int height,
@@ -69,7 +71,8 @@ __device__ __forceinline__ void copy_halo(const typename Tile::E* y, const Direc
     async_copy::commit();
 }
 
-// Positions of a warp by rows: each lane has some of eight and four columns.
+// A warp's part of the product: DOWN * 16 positions by DIRECT_ROWS columns, in
+// fragments of tensor cores.
 template <class Tile>
 struct DirectProduct {
     using E = typename Tile::E;
@@ -78,9 +81,10 @@ struct DirectProduct {
     static_assert(ACROSS == 2);
 
     float sums[DOWN][ACROSS][4];
-    int lines[DOWN];  // of the halo, of this lane, at the last tap
-    int b_line;
+    int lines[DOWN];  // the lane's lines of the halo, for the last window tap
+    int b_line;       // the lane's place in W, in bytes
 
+    // width: positions of a row of the halo. Lanes load as ldmatrix wants it.
     __device__ __forceinline__ explicit DirectProduct(int width) {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2;
 #pragma unroll
@@ -101,7 +105,8 @@ struct DirectProduct {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) sums[i][j][k] = 0;
     }
-    // Adds the products of a tap, which reads `shift` lines further on.
+    // Adds the products of a window tap, whose positions are `shift` lines after
+    // those of the last tap.
     __device__ __forceinline__ void add_tap(const u8* w, const u8* halo, int shift, int depth) {
         const int high = threadIdx.x % WARP / 16;
         int at[DOWN];
@@ -126,9 +131,9 @@ struct DirectProduct {
     }
 };
 
-// Where the columns of a lane are written, from a position on, and what is added to them.
+// The four columns of a lane: offset in X from the position's first element, and bias.
 struct DirectColumns {
-    i32 places[4];  // negative where there is none
+    i32 places[4];  // -1 if the column does not exist
     float bias[4];
 
     template <class E>
@@ -147,6 +152,7 @@ struct DirectColumns {
     }
 };
 
+// X at the tile's positions = product + bias, rounded; neighbouring pairs together if in_pairs.
 template <class Tile>
 __device__ __forceinline__ void write_direct_tile(const DirectProduct<Tile>& product,
                                                   const DirectLayout& layout,
@@ -186,7 +192,7 @@ __device__ __forceinline__ void write_direct_tile(const DirectProduct<Tile>& pro
         }
 }
 
-// Blocks take every so many tiles.
+// A block computes every gridDim.x-th tile of positions; W stays in shared memory.
 template <class Tile, bool EXISTS>
 __device__ __forceinline__ void write_direct(const typename Tile::E* y, const typename Tile::E* w,
                                              const typename Tile::E* bias, typename Tile::E* x,

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT
-// The gradient of the weights of few channels: rows are filters, columns are runs of X by taps, and the
-// sum is over positions, a tile of which is copied while the one before it is multiplied.
+// SPDX-License-Identifier: MIT The gradient of W for an X of few channels as a product: rows are
+// filters, columns are (window tap, element of a run), and the sum is over positions. A tile of
+// positions is copied while the one before is multiplied.
 #pragma once
 #include "conv/direct.cuh"
 
@@ -12,14 +12,15 @@ using namespace staged_tile;
 
 constexpr int DIRECT_VECTORS = DIRECT_COLUMNS / DIRECT_RUN;  // of a tile
 
-// Runs of X that a tile reads. What is behind their last element may be anything: it is of columns that no
-// weight has.
+// The height x width runs of X that a tile of positions reads. Elements of a vector past a run's
+// end stay undefined; they belong to columns that W does not have.
 template <class Tile>
 struct Runs {
     using E = typename Tile::E;
     int height, width;
     bool in_pairs;
 
+    // to[row][column] = the run, zeros outside of X. places[j]: offset of element j of a run.
     __device__ __forceinline__ void copy(const E* x, const DirectLayout& layout,
                                          const TileOfPositions& tile, const i32* places,
                                          u8* to) const {
@@ -51,7 +52,7 @@ struct Runs {
     }
 };
 
-// Copies panels of DIRECT_DEPTH positions of Y.
+// to[panel][position][filter] = Y at the tile's DIRECT_DEPTH positions, zeros outside of Y.
 template <class Tile>
 __device__ __forceinline__ void copy_positions(const typename Tile::E* y,
                                                const DirectLayout& layout,
@@ -77,11 +78,12 @@ __device__ __forceinline__ void copy_positions(const typename Tile::E* y,
     }
 }
 
-// Sixteen positions of a line: filters by rows, and pairs of vectors of X by columns.
+// Loads fragments for 16 positions of a line: A has filters as rows, B the
+// columns of two runs of X.
 template <class Tile, bool TF32>
 struct DirectFragmentsOf {
     static constexpr int DOWN = PANEL / 16, STEPS = 1;
-    int low, a_at, x_position;
+    int low, a_at, x_position;  // for ldmatrix: the lane's offsets in A and in a run of X, in bytes
 
     __device__ __forceinline__ DirectFragmentsOf() {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2, high = lane / 16;
@@ -89,7 +91,7 @@ struct DirectFragmentsOf {
         a_at = (low + high * 8) * LINE_NBYTES + (middle ^ low) * 16;
         x_position = (low + middle * 8) * Tile::RUN_NBYTES;
     }
-    // Which of a pair's vectors this lane loads.
+    // 0 or 1: the run of the pair that this lane loads.
     static __device__ __forceinline__ int of_pair() { return threadIdx.x % WARP / 16; }
     __device__ __forceinline__ void load_a(const u8* y, int, tensor_core::A (&a)[DOWN]) const {
 #pragma unroll
@@ -100,6 +102,7 @@ struct DirectFragmentsOf {
         matrices<true>(pair + x_position, b[0][0], b[0][1], b[1][0], b[1][1]);
     }
 };
+// TF32, word by word: lane 4 g + t loads row g (filter or column) and k = t; see tensor_core.cuh.
 template <class Tile>
 struct DirectFragmentsOf<Tile, true> {
     static constexpr int DOWN = PANEL / 16, STEPS = 2, K = tensor_core::K<float>;
@@ -130,7 +133,7 @@ struct DirectFragmentsOf<Tile, true> {
             before_cut<Tile>(a[i]);
         }
     }
-    // `next` from the first vector of the pair to the second.
+    // next: bytes from the first run of the pair to the second.
     __device__ __forceinline__ void load_b(const u8* pair, int next, int k,
                                            tensor_core::B (&b)[2]) const {
 #pragma unroll
@@ -143,7 +146,7 @@ struct DirectFragmentsOf<Tile, true> {
     }
 };
 
-// PANEL filters by the columns of a tile, of which a warp has every fourth pair of vectors.
+// PANEL filters by DIRECT_COLUMNS columns; a warp has every fourth pair of runs as columns.
 template <class Tile>
 struct DirectSums {
     using E = typename Tile::E;
@@ -154,9 +157,13 @@ struct DirectSums {
 
     float sums[DOWN][2 * PAIRS][4] = {}, of_y[4] = {};
     Fragments fragments;
-    int x_at[PAIRS], next[PAIRS];  // of the vectors of this lane, by bytes
+    // In shared memory, in bytes: offset of the lane's run of each pair; from its
+    // first run to its second.
+    int x_at[PAIRS], next[PAIRS];
     int n_pairs;
 
+    // first_vector: number of the block's first run, in the order (tap row, window column). width:
+    // runs of a row of X in shared memory.
     __device__ __forceinline__ DirectSums(const DirectLayout& layout, int first_vector, int width) {
         n_pairs = 0;
         const int vectors = layout.kernel[0] * layout.window[1];
@@ -172,7 +179,7 @@ struct DirectSums {
             next[i] = place(pair + 1) - place(pair);
         }
     }
-    // Sixteen positions, a line of the tile.
+    // Adds 16 positions, a line of the tile. of_w, of_bias: which of the two sums are wanted.
     __device__ __forceinline__ void add(const u8* y, const u8* x, bool of_w, bool of_bias) {
 #pragma unroll
         for (int k = 0; k < Fragments::STEPS; ++k) {
@@ -194,6 +201,7 @@ struct DirectSums {
             }
         }
     }
+    // of_y += sums of A's rows, as a product with ones; warp i has rows 16 i to 16 i + 15.
     __device__ __forceinline__ void add_bias(const tensor_core::A (&a)[DOWN]) {
         const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;
         const tensor_core::B b = {ones, ones};
@@ -201,7 +209,7 @@ struct DirectSums {
         for (int i = 0; i < DOWN; ++i)
             if (i == static_cast<int>(threadIdx.x / WARP)) tensor_core::multiply<E>(of_y, a[i], b);
     }
-    // Floats of a tile as they are: each thread adds up half of a filter's.
+    // Sums of Y in float, not cut to TF32: each thread adds half of a filter's positions.
     __device__ __forceinline__ void add_floats(const u8* y) {
         const int filter = threadIdx.x % PANEL, in_line = filter % Tile::IN_LINE;
         const int first = threadIdx.x / PANEL * HALF;
@@ -213,6 +221,7 @@ struct DirectSums {
                 y + place_of_position<Tile>(in_line / Tile::VECTOR, first + i));
         of_y[0] += sum;
     }
+    // to[filter][column] = sums.
     __device__ __forceinline__ void write(float* to) const {
         using Pair = vec::Vec<float, 2>;
         const int lane = threadIdx.x % WARP;
@@ -229,7 +238,7 @@ struct DirectSums {
                                              lane % 4 * 2) = Pair{pair[0], pair[1]};
                 }
     }
-    // Floats by way of shared memory.
+    // to[filter] = sum of Y. For floats, two threads add their halves by way of shared memory.
     __device__ __forceinline__ void write_of_y(float* to, i32 filters, float* shared) const {
         if constexpr (sizeof(E) == 4) {
             __syncthreads();
@@ -246,8 +255,8 @@ struct DirectSums {
     }
 };
 
-// Sums of every `parts`-th tile: (part, tile of columns, PANEL, DIRECT_COLUMNS), if they are wanted, and
-// of Y: (part, filter).
+// sums[part][column tile][filter][column] over every parts-th tile of positions, if not null;
+// y_sums[part][filter], if not null.
 template <class Tile, bool EXISTS>
 __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const typename Tile::E* y,
                                            Acc<typename Tile::E>* sums,
@@ -294,7 +303,7 @@ __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const type
     }
 }
 
-// W, and in blocks behind those that it takes the gradient of a bias.
+// See conv__direct_total. A block has THREADS / summers neighbouring sums.
 template <class E>
 __device__ __forceinline__ void write_direct_weights(const Acc<E>* parts, E* w,
                                                      const Acc<E>* y_parts, E* bias, i32 count,

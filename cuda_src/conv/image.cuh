@@ -1,20 +1,20 @@
-// SPDX-License-Identifier: MIT
-// A convolution, or its data gradient, as a matrix product: rows are channels that are written,
-// columns are positions (n, p) that are written, and the sum is over channels that are read and taps
-// of the kernel.
+// SPDX-License-Identifier: MIT A convolution, or its data gradient, as a matrix product: rows are
+// channels that are written, columns are positions (n, p) that are written, and the sum is over
+// channels that are read and taps of the kernel.
 //
 // Position p reads position u of tap k where
 //
 //     p stride - pad + k dilation = u        in a convolution
 //     u stride - pad + k dilation = p        in a data gradient
 //
-// In a data gradient, positions p of one residue of the stride have the same taps, and neighbours among
-// them read neighbours. So each residue is a convolution of stride 1, and nothing is multiplied by
-// zeros that are no padding. Where a residue has no tap, sums are zero.
+// In a data gradient, positions p with the same residue p % stride have the same taps. Each residue
+// is computed as a convolution of stride 1, so that nothing is multiplied by inserted zeros. With
+// stride 2 and 3 taps along an axis, for example, even positions have taps 0 and 2, odd ones tap 1.
+// A residue without taps gives zeros.
 //
-// Where channels are so few that a tile of rows has room for the residues of each, they are its rows:
-// what they read is gathered once for all. The layout is then that of a data gradient of stride 1,
-// whose rows and positions lie between each other in what is written.
+// With few channels, a tile of rows has room for all residues of its channels (of_channel > 1): a
+// row is then a channel and a residue, and what they read is gathered once. This is a data gradient
+// of stride 1, whose rows and columns are interleaved in the array that is written.
 #pragma once
 #include "conv/lines.cuh"
 
@@ -23,14 +23,16 @@ namespace cto::conv::image {
 using namespace lines;
 using namespace tile;
 
-// One axis of the positions of one residue: i is the one at first + i step. Tap j, which is tap
-// first_tap + j tap_step of the kernel, reads position start + i stride + j jump.
+// The positions of one residue along one axis. Number i < count is position first + i
+// * step; by tap j < taps, which is tap first_tap + j * tap_step of the kernel, it
+// reads start + i * stride + j * jump.
 struct Line {
     i32 count, first, step;
     i32 taps, first_tap, tap_step;
     i32 start, stride, jump;
 };
 
+// The Line of a residue of the stride; residue 0 in a convolution.
 __device__ __forceinline__ Line line_of(const ImageLayout& layout, int axis, i32 residue) {
     const i32 written = layout.written[axis], kernel = layout.kernel[axis];
     const i32 stride = layout.stride[axis], dilation = layout.dilation[axis];
@@ -53,15 +55,15 @@ __device__ __forceinline__ i64 volume(const i32 (&extents)[3]) {
     return static_cast<i64>(extents[0]) * extents[1] * extents[2];
 }
 
-// A block's tile of rows, its residue, and its first column; in shared memory.
+// A block's tile: its rows, its residue (`lines`), and its first column; in shared memory.
 struct Place {
-    i32 tile;  // of rows, among those of the launch
+    i32 tile;  // number of the tile of rows in this launch
     i32 group, first_row;
     Line lines[3];
     i64 first_column, columns;
 };
 
-// By the first three threads.
+// Sets all of `place` except its columns. Threads 0 to 2 call it, each for the Line of one axis.
 __device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block, u32 column_tiles,
                                            int rows, int columns, Place& place) {
     const u32 rest = divide(block, layout.tiles);
@@ -83,16 +85,17 @@ __device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block,
     place.first_column = static_cast<i64>(column_tile) * columns;
 }
 
-constexpr int WINDOW = 32;  // taps that are walked through for each part of the depth
+constexpr int WINDOW = 32;  // taps that are summed together, a bit each in a word
 
-// A tap of the window: what it reads is so far from what the first reads.
+// A tap of the window: it reads `offset` elements, `shift` positions, after what tap 0 reads.
 struct Tap {
     i64 offset;
-    i32 index;  // in the kernel
+    i32 index;  // number of the tap in the kernel
     i32 shift[3];
 };
 
-// Walks through the parts of the depth, the taps of each, and copies what they need to shared memory.
+// Copies A and B to shared memory, part by part of the sum: for each DEPTH channels, each tap of
+// the window. A thread has one column, and DEPTH_OF_THREAD channels of a part.
 template <class Tile, class Offset>
 struct ImageReader {
     using E = typename Tile::E;
@@ -102,18 +105,19 @@ struct ImageReader {
 
     const ImageLayout& layout;
     Tap* taps;           // shared memory
-    const E* image;      // what this thread's column reads at no shift, from its first channel on
-    const E* packed;     // A of this tile
-    const E *first, *a;  // the same of this part
-    i32 at[3];
-    i32 own_depth;
-    i32 store_at;  // of B
-    i32 tap, count;
-    i32 depth;   // channels before the part
-    u32 inside;  // a bit for each tap
-    bool exists;
+    const E* image;      // what the thread's column reads by tap 0, at its first channel
+    const E* packed;     // packed A of the tile
+    const E *first, *a;  // `image` and `packed` at this part's channels
+    i32 at[3];           // position of `image`
+    i32 own_depth;       // the thread's first channel of a part
+    i32 store_at;        // place of B(own_depth, column) in a stage
+    i32 tap, count;      // tap of the window, and their number
+    i32 depth;           // channels before this part
+    u32 inside;          // bit i: tap i reads inside of the image
+    bool exists;         // the column exists
     Offset plane;
 
+    // For the thread's column place.first_column + threadIdx.x % COLUMNS.
     __device__ __forceinline__ ImageReader(const ImageLayout& layout, const Place& place, Tap* taps,
                                            const E* read, const E* all_packed)
         : layout(layout), taps(taps) {
@@ -136,7 +140,7 @@ struct ImageReader {
                 (static_cast<i64>(at[0]) * layout.read[1] + at[1]) * layout.read[2] + at[2];
         packed = all_packed + place.tile * volume(layout.kernel) * layout.parts * A_SIZE;
     }
-    // To the taps from here on; returns how many there are.
+    // Starts with the window of taps from first_tap on; returns how many taps it has.
     __device__ __forceinline__ int open_window(const Line* lines, int first_tap, int all) {
         count = min(WINDOW, all - first_tap);
         __syncthreads();
@@ -171,6 +175,7 @@ struct ImageReader {
         tap = depth = 0;
         return count;
     }
+    // Moves on to the next part: the next tap, or the first tap of the next DEPTH channels.
     __device__ __forceinline__ void advance() {
         if (++tap < count) return;
         tap = 0;
@@ -178,15 +183,19 @@ struct ImageReader {
         first += Tile::DEPTH * static_cast<i64>(plane);
         a += volume(layout.kernel) * A_SIZE;
     }
+    // Starts the copy of A for the current tap and channels.
     __device__ __forceinline__ void copy_a(E* part) const {
         copy_packed<Tile>(part, a + static_cast<i64>(taps[tap].index) * A_SIZE);
         async_copy::commit();
     }
+    // What the column reads by the current tap.
     __device__ __forceinline__ Source<E, Offset> source() const {
         return {first + taps[tap].offset, plane, (inside >> tap & 1) != 0};
     }
-    // The channels of this thread that there are in the part.
+    // Channels from the thread's first one on; it may have more or fewer than
+    // its own, or less than 0.
     __device__ __forceinline__ int channels() const { return layout.depth - depth - own_depth; }
+    // Stores group i of the thread's channels as elements of B.
     __device__ __forceinline__ void store_b(E* part, int i, const Group<E>& group) const {
         E* const to = part + store_at + Tile::b_at(i * Tile::GROUP, 0);
         if constexpr (Tile::BY_COLUMNS) {
@@ -199,7 +208,7 @@ struct ImageReader {
     }
 };
 
-// Where the elements of a column are written: at channel 0 of the group.
+// The offset in `written` of the column's position, at channel 0 of the group; -1 if there is none.
 __device__ __forceinline__ i64 place_of_column(const ImageLayout& layout, const Place& place,
                                                int column) {
     i64 rest = place.first_column + column, position = 0, pitch = 1;
@@ -217,7 +226,7 @@ __device__ __forceinline__ i64 place_of_column(const ImageLayout& layout, const 
     return (rest * layout.groups + place.group) * channels * pitch + position;
 }
 
-// A row's channel, and its residue along each axis.
+// Row `row` of a group as a channel and a residue along each axis.
 struct Row {
     i32 channel, residues[3];
 
@@ -233,7 +242,7 @@ struct Row {
     }
 };
 
-// How far behind those of the first row a row's elements are written.
+// The offset of a row's elements from those of row 0 in `written`.
 __device__ __forceinline__ i64 place_of_row(const ImageLayout& layout, i32 row) {
     const Row split_row(layout, row);
     i64 place = split_row.channel;
@@ -243,11 +252,12 @@ __device__ __forceinline__ i64 place_of_row(const ImageLayout& layout, i32 row) 
     return place;
 }
 
-// Rounds a slab of D; the bias is the group's. Rows of a slab in memory are SLAB_PITCH apart.
+// A slab is a part of D's rows in shared memory, SLAB_PITCH elements apart.
 constexpr int SLAB_GAP = 16;  // bytes
 template <class Tile>
 constexpr int SLAB_PITCH = COLUMNS + SLAB_GAP / sizeof(typename Tile::E);
 
+// slab = slab `number` of D + bias, rounded; `bias` is the group's, or null. Has barriers.
 template <class Tile>
 __device__ __forceinline__ void round_slab(const Product<Tile>& product, int number,
                                            const ImageLayout& layout, int first_row,
@@ -264,7 +274,7 @@ __device__ __forceinline__ void round_slab(const Product<Tile>& product, int num
     __syncthreads();
 }
 
-// Writes D by way of shared memory, so that a warp writes neighbouring columns of one row.
+// written = D + bias, by way of shared memory, so that a warp writes neighbouring columns of a row.
 template <class Tile>
 __device__ __forceinline__ void write_image(const Product<Tile>& product, const ImageLayout& layout,
                                             const Place& place, const i64* places,
@@ -303,8 +313,8 @@ __device__ __forceinline__ int count_taps(const Line (&lines)[3]) {
     return lines[0].taps * lines[1].taps * lines[2].taps;
 }
 
-// The count of before; or counted anew, where a thread has 64 sums or offsets of 64 bits, and hardly a
-// register more: for 9.0, CUDA 13 spilled one.
+// The number of taps: `counted`, or counted again where a register for it would
+// spill (CUDA 13, 9.0).
 template <class Tile, class Offset>
 __device__ __forceinline__ int taps_of(const Line (&lines)[3], int counted) {
     if constexpr (Tile::ROWS == 128 && (!Tile::ON_TENSOR_CORES || sizeof(Offset) == 8))
@@ -313,7 +323,7 @@ __device__ __forceinline__ int taps_of(const Line (&lines)[3], int counted) {
         return counted;
 }
 
-// Sums over all taps and channels, gathered.
+// product += sum over all taps and channels; B is gathered while the part before is multiplied.
 template <class Tile, class Offset>
 __device__ __forceinline__ void sum_gathered(Product<Tile>& product, const typename Tile::E* read,
                                              const typename Tile::E* packed,
@@ -361,6 +371,7 @@ __device__ __forceinline__ void sum_gathered(Product<Tile>& product, const typen
     }
 }
 
+// See conv__image.
 template <class Tile, class Offset>
 __device__ __forceinline__ void write_convolution(const typename Tile::E* read,
                                                   const typename Tile::E* packed,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Arrays whose channels lie side by side, where no tiles read them so: lines of channels are summed.
+// Sums of arrays (n, position, channel), a line being the channels of one position.
 #pragma once
 #include "conv/weight.cuh"
 
@@ -9,7 +9,8 @@ using namespace image;
 
 constexpr int AT_ONCE = THREADS / SIDE;
 
-// Parts of the sums of channels, (part, channel), of lines of channels; a part has neighbouring lines.
+// sums[part][channel] = sum of y[line][channel] over the part's of_part lines. A block has SIDE
+// channels of a part.
 template <class E>
 __device__ __forceinline__ void sum_lines(const E* y, Acc<E>* sums, i64 n_lines, i32 channels,
                                           i64 of_part) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Copies of what is contiguous: lines of positions of one channel each, in an array (n, channel,
-// position) whose images are taken one behind the other.
+// Asynchronous copies of lines: the positions of one channel of an array (n, channel, position).
+// Positions are numbered through all images.
 #pragma once
 #include "conv/tile.cuh"
 #include "core/async_copy.cuh"
@@ -9,9 +9,9 @@ namespace cto::conv::lines {
 
 using namespace tile;
 
-// Fast where the dividend has 32 bits, as most have.
+// dividend / divisor, fast for a divisor of 1 (an axis that does not exist) and 32-bit dividends.
 __device__ __forceinline__ i64 divide(i64 dividend, i32 divisor) {
-    if (divisor == 1) return dividend;  // of axes that are not there, in few instructions
+    if (divisor == 1) return dividend;
     if (dividend >> 32 == 0) return static_cast<u32>(dividend) / static_cast<u32>(divisor);
     return dividend / divisor;
 }
@@ -19,16 +19,19 @@ __device__ __forceinline__ u32 divide(u32 dividend, i32 divisor) {
     return divisor == 1 ? dividend : dividend / static_cast<u32>(divisor);
 }
 
-// Copies LENGTH positions of each line. Images begin at multiples of 16 bytes, or of 8, so that no
-// vector of them is in two.
+// Copies LENGTH positions of the lines of several channels. Images begin at multiples of 16 or of 8
+// bytes, so no vector of this size is in two images.
 template <class Tile, int LENGTH>
 struct LineReader {
     using E = typename Tile::E;
 
-    const E* channels;  // those of the tile, of the first image
-    i64 pitch;          // of images
+    const E* channels;  // the tile's first channel of image 0
+    i64 pitch;          // elements from an image to the next
     i64 plane;          // positions of an image
-    i32 count;          // channels of the tile that there are; zeros take the place of others
+    i32 count;          // existing channels; others are copied as zeros
+
+    // to[line][i] = position first + i of channel `line`, i < LENGTH, line
+    // < LINES; zeros from `end` on.
 
     template <int LINES>
     __device__ __forceinline__ void copy(E* to, i64 first, i64 end) const {
@@ -50,7 +53,7 @@ struct LineReader {
         for (int i = 0; i < (VECTORS + THREADS - 1) / THREADS; ++i) {
             const int line = (i * THREADS + threadIdx.x) / IN_LINE;
             if (VECTORS % THREADS != 0 && line >= LINES) break;
-            // Elsewhere the address is the tensor's own, which is not read.
+            // Any valid address where nothing exists: it is not read.
             const bool exists = position < end && line < count;
             async_copy::copy_or_zeros<NBYTES>(to + line * (LENGTH + Tile::PAD) + in_line,
                                               exists ? from + line * plane : channels, exists);
@@ -58,8 +61,8 @@ struct LineReader {
     }
 };
 
-// part[k * A_PITCH + row] = packed[k * ROWS + row], k < DEPTH, row < ROWS: begins to copy the A of
-// one part, groups of 16 bytes by a thread.
+// part[k * A_PITCH + row] = packed[k * ROWS + row], k < DEPTH, row < ROWS: starts the copies of A
+// for one part, in vectors of 16 bytes.
 template <class Tile>
 __device__ __forceinline__ void copy_packed(typename Tile::E* part,
                                             const typename Tile::E* packed) {
@@ -73,11 +76,11 @@ __device__ __forceinline__ void copy_packed(typename Tile::E* part,
     }
 }
 
-// ---- parts on their way ---------------------------------------------------------------------------
+// ---- a pipeline of copies -----------------------------------------------------------------------
 
-// Calls add(part) for `count` parts, whose copies copy(part) begins, in their order: into so many
-// stages, 2 or 4, that all but one are on their way while one is added. Two make fewest demands on
-// memory; few blocks need four to have enough on its way.
+// For `count` parts in order: copy(stage) starts a part's copies, add(stage) is called when they
+// are complete. Of 2 or 4 stages, all but one are in flight while one is added. Two take less
+// shared memory; with few blocks, four are needed to have enough loads in flight.
 template <class Tile, class Copy, class Add>
 __device__ __forceinline__ void add_parts(typename Tile::E* parts, i64 count, int stages,
                                           const Copy& copy, const Add& add) {
@@ -86,7 +89,7 @@ __device__ __forceinline__ void add_parts(typename Tile::E* parts, i64 count, in
     int to = 0, from = 0;
     const auto begin = [&] {
         if (to_copy-- > 0) copy(parts + to);
-        async_copy::commit();  // also none, so that as many groups are on their way
+        async_copy::commit();  // also an empty group, so that wait() counts the same
         to = to + Tile::STAGE == end ? 0 : to + Tile::STAGE;
     };
     for (int i = 1; i < stages; ++i) begin();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// W as the tiles of a convolution of images read it.
+// W in the order in which tiles of image.cuh read it.
 #pragma once
 #include "conv/image.cuh"
 
@@ -7,7 +7,8 @@ namespace cto::conv::packing {
 
 using namespace image;
 
-// The element of W for a row that is a residue of a channel, or zero where there is none.
+// W[filter][channel][tap] for a row that is a channel and a residue (of_channel > 1); zero if the
+// kernel has no such tap.
 template <class E>
 __device__ __forceinline__ E spread_tap(const E* w, const ImageLayout& layout, i64 filter, i32 row,
                                         i32 tap) {

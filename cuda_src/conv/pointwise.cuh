@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// 1 x 1 convolutions and their data gradients whose lines are copied as vectors, and written so. They
-// are short: blocks begin their copies at once, and have several parts on their way.
+// 1 x 1 convolutions and their data gradients, read and written by vectors of positions. Blocks are
+// short, so they start copies at once and have several parts in flight.
 #pragma once
 #include "conv/image.cuh"
 
@@ -10,8 +10,8 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// What a block writes: rows from first_row on of a group, and COLUMNS positions from first_column on,
-// counted through all images. A position reads the one of the same number.
+// A block's tile: rows from first_row on of a group, COLUMNS positions from first_column on,
+// numbered through all images. Each position reads the position of the same number.
 struct LinesPlace {
     i32 tile, group, first_row;
     i64 first_column, columns, plane;
@@ -27,7 +27,7 @@ struct LinesPlace {
     }
 };
 
-// Writes D as vectors of columns: neighbouring positions, none of them in two images.
+// written = D + bias, by vectors of neighbouring positions; no vector is in two images.
 template <class Tile, class Word>
 __device__ __forceinline__ void write_vectors(const Product<Tile>& product,
                                               const ImageLayout& layout, const LinesPlace& place,
@@ -56,9 +56,10 @@ __device__ __forceinline__ void write_vectors(const Product<Tile>& product,
     }
 }
 
-// written[row, position] = bias[row] + sum of w[row, channel] read[channel, position] over the group's
-// channels. Lines begin at multiples of 8 bytes in what is read and written. `packed` is W in parts of
-// Tile::DEPTH channels; `parts` is shared memory, for `stages` parts of W and of what is read.
+// written[row, position] = bias[row] + sum of w[row, channel] read[channel, position] over
+// the group's channels. Lines begin at multiples of 8 bytes in what is read and written.
+// `packed` is W in parts of Tile::DEPTH channels; `parts` is shared memory, for `stages`
+// parts of W and of what is read.
 template <class Tile>
 __device__ __forceinline__ void write_convolution_of_lines(
     const typename Tile::E* read, const typename Tile::E* packed, const typename Tile::E* bias,

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT
-// Products of staged floats that are not rounded: each thread multiplies 8 rows by its columns, in
-// vectors of 16 bytes. Sums have the places that StagedProduct gives them in an image.
+// SPDX-License-Identifier: MIT Products of staged floats without tensor cores: each thread
+// multiplies its rows by its columns, which it loads by vectors of 16 bytes. Sums are stored in
+// StagedProduct.
 #pragma once
 #include "conv/staged_warpgroups.cuh"
 
@@ -10,10 +10,10 @@ using namespace image;
 using namespace staged_tile;
 using namespace staged_warpgroups;
 
-// Products of lines that are rows and columns of D, each with neighbours of the sum.
+// For stages whose lines are rows and columns of D.
 template <class Tile>
 struct ExactImage {
-    int a_line, b_line;  // of this lane, by bytes
+    int a_line, b_line;  // offsets of the lane's lines, in bytes
     int a_swizzle, b_swizzle;
 
     __device__ __forceinline__ explicit ExactImage(const StagedProduct<Tile>& product) {
@@ -23,6 +23,7 @@ struct ExactImage {
         a_line = (product.first_row + a_swizzle) * LINE_NBYTES;
         b_line = Tile::A_NBYTES + (product.first_column + b_swizzle) * LINE_NBYTES;
     }
+    // Adds slice k of the stage: two vectors of four k each.
     template <class Also>
     __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
                                         const Also&) const {
@@ -48,7 +49,7 @@ struct ExactImage {
     }
 };
 
-// Products of lines that are positions: four neighbouring rows and columns at a time.
+// For stages whose lines are positions: four neighbouring rows and columns are loaded together.
 template <class Tile>
 struct ExactWeights {
     static constexpr int A_VECTORS = Tile::DOWN / 2, B_VECTORS = Tile::ACROSS / 2;
@@ -59,6 +60,7 @@ struct ExactWeights {
         a_vector = product.first_row / 4 + lane / 4;
         b_vector = product.first_column / 4 + lane % 4;
     }
+    // Adds slice k of the stage: Tile::K positions.
     template <class Also>
     __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
                                         const Also&) const {
@@ -80,8 +82,8 @@ struct ExactWeights {
                     product.sum(row, column) += a[row / 4][row % 4] * b[column / 4][column % 4];
         }
     }
-    // As StagedProduct does, of columns side by side. With places a constant apart, compilers have more
-    // factors of the products in one bank of registers.
+    // StagedProduct::each_pair for the rows and columns that a thread has here. (With a constant
+    // distance between places, compilers put more factors of products in one bank of registers.)
     template <int OF_ROW, class To, class F>
     static __device__ __forceinline__ void each_pair(const StagedProduct<Tile>& product, To* to,
                                                      const F& f) {
@@ -96,6 +98,7 @@ struct ExactWeights {
     }
 };
 
+// Image and Weights: who multiplies stages of lines that are rows and columns, or positions.
 template <class Tile, bool IS_EXACT, bool BY_WARPGROUPS>
 struct MultipliersOf {
     using Image = ByTensorCores<Tile, ImageFragments<Tile>>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A convolution or its data gradient over staged arrays: rows are channels that are written, columns
-// positions, and the sum is over taps and channels that are read, in vectors of these.
+// A convolution or its data gradient over staged arrays, image.cuh's product: rows are written
+// channels, columns positions, and the sum is over taps and read channels, in vectors of channels.
 #pragma once
 #include "conv/staged_exact.cuh"
 
@@ -11,7 +11,8 @@ using namespace staged_exact;
 using namespace staged_tile;
 using namespace staged_warpgroups;
 
-// A tap: vectors from the place that the first position reads without a shift, and its place in W.
+// A tap: `read` is the distance of what it reads from what tap 0 reads, `w` its
+// place in W; in vectors.
 struct StagedTap {
     i32 read, w;
 };
@@ -19,17 +20,19 @@ struct StagedTap {
 // Shared memory beside the stages.
 template <class Tile>
 struct ImageShared {
-    i64 places[Tile::COLUMNS];
+    i64 places[Tile::COLUMNS];      // where columns of D are written
     StagedRow rows[Tile::COLUMNS];  // what columns of D read
     StagedTap taps[STAGED_TAPS];
     Place place;
 };
 
+// Vectors of `width` that channels take.
 __device__ __forceinline__ i32 vectors_of(i32 channels, int width) {
     return (channels + width - 1) / width;
 }
 
-// Tap `number` of the residue.
+// Tap `number` of the residue's taps. w_tap: vectors between taps in W;
+// vectors: those of a position.
 __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const Place& place,
                                                 int number, i32 w_tap, i32 vectors) {
     u32 rest = number;
@@ -49,7 +52,7 @@ __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const
     return {static_cast<i32>(read * vectors), index * w_tap};
 }
 
-// A column of D: the places that it reads, and where it is written, at channel 0 of the group.
+// A column of D: what it reads, and its offset in `written` at channel 0 of the group (-1: none).
 struct StagedColumn {
     StagedRow row{};
     i64 place = -1;
@@ -83,31 +86,35 @@ struct StagedColumn {
     }
 };
 
-// Copies vectors of the sum, of which each thread has one in eight, of some lines. Taps come before
-// other channels where they can: what one reads is mostly what the one before it read, and is still in
-// the L1 cache. Lines of W are rows, or where it is read AS_IT_LIES, neighbours of the sum.
+// Copies stages. A stage has LINE_VECTORS vectors of the sum, each a vector of channels of one tap;
+// a thread copies one of them for every AT_ONCE-th line. If depth allows it, the order is all taps
+// of some channels, then the next channels: a tap reads mostly what the one before read, which is
+// in the L1 cache. Lines of W are rows; AS_IT_LIES, they are elements k of the sum.
 template <class Tile, bool AS_IT_LIES>
 struct ImageCopier {
     static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
 
     const ImageShared<Tile>& shared;
     const uint4 *read, *w;
-    i32 n_taps, depth, w_pitch, rows;  // rows from this thread's first on; vectors AS_IT_LIES
-    bool taps_first;                   // all of the same vectors: lines have neither more nor less
-    i32 tap, vector;                   // of the depth
-    int line, own;                     // own: where this thread's first vector is in a stage
-    // The stage that is open.
+    // depth: vectors of channels of a tap. rows: existing rows from the thread's first one on, in
+    // vectors if AS_IT_LIES.
+    i32 n_taps, depth, w_pitch, rows;
+    bool taps_first;  // all taps of the same channels first
+    i32 tap, vector;  // the thread's vector of the sum
+    int line, own;    // the thread's first line, and the offset of its first vector in a stage
+    // Of the stage being copied:
     const uint4 *read_of, *w_of;
     u32 bit;
 
+    // Starts a stage, to which `copy` is called for each slice; `close` ends it and moves on.
     __device__ __forceinline__ void open() {
         bit = tap < n_taps && vector < depth ? 1u << tap : 0;
         const StagedTap at = shared.taps[bit ? tap : 0];
         w_of = w + (AS_IT_LIES ? at.w : at.w + vector);
         read_of = read + (at.read + vector);
     }
-    // Copies this thread's vector of every (THREADS / LINE_VECTORS)-th line, of these every SLICES-th
-    // from `slice` on: of W into A, of what is read into B. What is outside becomes zeros.
+    // Copies the thread's vectors of W to A and of `read` to B, for every SLICES-th of its lines
+    // from `slice` on; zeros outside of the arrays.
     __device__ __forceinline__ void copy(u8* stage, int slice) const {
         u8* const to = stage + own;
 #pragma unroll
@@ -142,7 +149,7 @@ struct ImageCopier {
     }
 };
 
-// Writes D by way of shared memory, in vectors of `V` columns.
+// written[places[column] + row * plane] = slab[row][column], by vectors of V columns.
 template <class Tile, int V>
 __device__ __forceinline__ void write_columns(const typename Tile::E* slab, const i64* places,
                                               i64 plane, i32 rows, typename Tile::E* written) {
@@ -157,7 +164,7 @@ __device__ __forceinline__ void write_columns(const typename Tile::E* slab, cons
     }
 }
 
-// write_columns one element at a time: a thread has the same columns in all rows.
+// write_columns for single elements: a thread has one column of all rows.
 template <class Tile>
 __device__ __forceinline__ void write_single_columns(const typename Tile::E* slab,
                                                      const i64* places, i64 plane, i32 rows,
@@ -173,8 +180,7 @@ __device__ __forceinline__ void write_single_columns(const typename Tile::E* sla
     }
 }
 
-// Writes D where channels are last: V neighbouring rows at a time, from a slab whose lines are D's
-// columns.
+// written[places[column] + row] = slab[column][row], by vectors of V rows: channels are last.
 template <class Tile, int V>
 __device__ __forceinline__ void write_lines(const typename Tile::E* slab, const i64* places,
                                             i32 rows, typename Tile::E* written) {
@@ -189,6 +195,7 @@ __device__ __forceinline__ void write_lines(const typename Tile::E* slab, const 
     }
 }
 
+// Writes D to an array with channels last, by vectors of `width` channels.
 template <class Tile>
 __device__ __forceinline__ void write_staged_lines(const StagedProduct<Tile>& product,
                                                    const i64* places, i32 rows,
@@ -210,6 +217,7 @@ __device__ __forceinline__ void write_staged_lines(const StagedProduct<Tile>& pr
         write_lines<Tile, 1>(slab, places, rows, written);
 }
 
+// Writes D to an array (n, channel, position), by vectors of `width` positions.
 template <class Tile>
 __device__ __forceinline__ void write_staged_columns(const StagedProduct<Tile>& product,
                                                      const i64* places, i64 plane, i32 rows,
@@ -228,7 +236,7 @@ __device__ __forceinline__ void write_staged_columns(const StagedProduct<Tile>& 
         write_single_columns<Tile>(slab, places, plane, rows, written);
 }
 
-// written = D + bias of the row, by way of `slab`, shared memory: rows are channels, columns positions.
+// written = D + bias of the row, by way of `slab` in shared memory.
 template <class Tile>
 __device__ __forceinline__ void write_staged(StagedProduct<Tile>& product,
                                              const ImageLayout& layout,
@@ -251,6 +259,7 @@ __device__ __forceinline__ void write_staged(StagedProduct<Tile>& product,
     }
 }
 
+// product = sum over all taps and channels.
 template <class Tile, bool AS_IT_LIES>
 __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
                                            const ImageShared<Tile>& shared,
@@ -290,6 +299,7 @@ __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
                                              [](const tensor_core::A(&)[Tile::DOWN]) {});
 }
 
+// conv__image over staged arrays, for block `block` of this kernel's part of the launch.
 template <class Tile>
 __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
                                                    const typename Tile::E* w,

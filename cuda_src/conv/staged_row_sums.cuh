@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sums of Y beside products of it that tensor cores cut: the gradient of a bias is no product.
+// Sums of Y in float, for the gradient of a bias, while tensor cores multiply Y in TF32.
 #pragma once
 #include "conv/staged_tile.cuh"
 
@@ -7,9 +7,8 @@ namespace cto::conv::staged_row_sums {
 
 using namespace staged_tile;
 
-// sum[row] = sum over k of A(row, k), of floats as they are, before tensor cores cut them. SHARERS threads
-// share a row: each adds up LINES of the Tile::K lines of a slice of a stage. A stage is added up by itself
-// first, so that few roundings are of the whole sum.
+// Sum over k of A(row, k), in float. SHARERS threads share a row, each adds LINES of the Tile::K
+// lines of a slice. A stage is summed separately first, so that few additions are to the large sum.
 template <class Tile>
 struct FloatRowSums {
     static constexpr int SHARERS = STAGED_THREADS / Tile::ROWS, LINES = Tile::K / SHARERS;
@@ -30,7 +29,7 @@ struct FloatRowSums {
         sum += stage_sum;
         stage_sum = 0;
     }
-    // Writes the first `count` rows' sums; `shared` is memory for a float of each thread.
+    // to[row] = sum of the row, row < count. shared: a float for each thread.
     __device__ __forceinline__ void write(float* to, int count, float* shared) const {
         if (!wanted) return;
         shared[threadIdx.x] = sum;
@@ -42,7 +41,7 @@ struct FloatRowSums {
     }
 };
 
-// A multiplier, and the sums of rows of what it multiplies.
+// A multiplier that also adds A's rows: its `also` is an AlsoRowSums.
 template <class Tile, class Multiplier>
 struct AndRowSums {
     Multiplier multiplier;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Tiles whose operands are copied in vectors of 16 bytes from arrays with channels side by side: D
-// (ROWS x COLUMNS) += A B, each warp PANEL rows of it.
+// Tiles whose operands are copied by vectors of 16 bytes from arrays (n, position, channel):
+// D (ROWS x COLUMNS) += A B, where a warp computes PANEL rows of D.
 //
-// A line of shared memory has 128 bytes, and vector i of line l is at i ^ (l % 8), so that eight lanes
-// that read the same vector of eight lines, or all of one, meet no bank twice. Lines are, of
+// A line of shared memory has 128 bytes. Vector i of line l is at i ^ (l % 8): then eight lanes
+// that read one vector of eight lines, or all vectors of one line, have no bank conflict. A line is
 //
-//     an image    rows and columns of D, each with DEPTH neighbours of the sum
-//     weights     positions, of which the sum is, each with PANEL rows or columns
+//     for an image    a row of A or a column of B: neighbouring k of the sum
+//     for weights     one k of the sum, a position: neighbouring rows of A or columns of B
 #pragma once
 #include "conv/staging.cuh"
 
@@ -17,7 +17,8 @@ using namespace image;
 constexpr int LINE_VECTORS = LINE_NBYTES / 16;
 constexpr int WARPGROUP = 4 * WARP;
 
-// Without EXISTS there is none for this type or GPU, and functions of it do nothing.
+// Constants of a tile. EXISTS is false for types and GPUs without staged kernels:
+// functions do nothing.
 template <class Element, int N_ROWS, bool TF32, bool IS_THERE, bool WARPGROUPS>
 struct StagedTile {
     using E = Element;
@@ -26,7 +27,7 @@ struct StagedTile {
     static constexpr int ROWS = N_ROWS;
     static constexpr int IN_LINE = LINE_NBYTES / sizeof(E), VECTOR = 16 / sizeof(E);
     static constexpr int K = tensor_core::K<E>;
-    static constexpr bool BY_WARPGROUPS = WARPGROUPS;  // or by warps
+    static constexpr bool BY_WARPGROUPS = WARPGROUPS;  // warpgroups multiply; else warps
     static constexpr bool IS_FLAT = ROWS == PANEL;
     static constexpr int COLUMNS = BY_WARPGROUPS
                                        ? (IS_FLAT ? FLAT_GROUPS_COLUMNS : TALL_GROUPS_COLUMNS)
@@ -40,9 +41,8 @@ struct StagedTile {
     static constexpr int STAGES = !BY_WARPGROUPS ? STAGED_STAGES
                                   : IS_FLAT      ? FLAT_GROUPS_STAGES
                                                  : TALL_GROUPS_STAGES;
-    // Stages that are copied before they are multiplied.
-    static constexpr int AHEAD = STAGES - 1;
-    // Warps or warpgroups that multiply have parts of as many rows, ROW_STEP at a time.
+    static constexpr int AHEAD = STAGES - 1;  // stages in flight while one is multiplied
+    // A multiplier, a warp or warpgroup, has DOWN * ROW_STEP rows and ACROSS * 8 columns of D.
     static constexpr int MULTIPLIERS = THREADS / (BY_WARPGROUPS ? WARPGROUP : WARP);
     static constexpr int MULTIPLIERS_DOWN = ROWS / PANEL < MULTIPLIERS ? ROWS / PANEL : MULTIPLIERS;
     static constexpr int MULTIPLIERS_ACROSS = MULTIPLIERS / MULTIPLIERS_DOWN;
@@ -51,16 +51,17 @@ struct StagedTile {
     static constexpr int ACROSS = COLUMNS / MULTIPLIERS_ACROSS / 8;
     static_assert(ACROSS % 2 == 0 && COLUMNS % PANEL == 0);
 
-    // Rows of an image, or PANEL positions of weights, by bytes.
+    // Bytes of A, and of A and B, in a stage.
     static constexpr int A_NBYTES = ROWS * LINE_NBYTES;
     static constexpr int STAGE_NBYTES = (ROWS + COLUMNS) * LINE_NBYTES;
 };
 
-// Where vector `vector` of a line is.
+// The offset of vector `vector` in line `line`, in bytes.
 __device__ __forceinline__ int place_in_line(int vector, int line) {
     return (vector ^ (line % LINE_VECTORS)) * 16;
 }
 
+// D in registers, as fragments of tensor cores.
 template <class Tile>
 struct StagedProduct {
     using E = typename Tile::E;
@@ -77,6 +78,7 @@ struct StagedProduct {
     static __device__ __forceinline__ int multiplier() {
         return threadIdx.x / (Tile::BY_WARPGROUPS ? WARPGROUP : WARP);
     }
+    // The first row of D of this thread's warp.
     static __device__ __forceinline__ int row_of_warp() {
         const int first = multiplier() / Tile::MULTIPLIERS_ACROSS * (DOWN * Tile::ROW_STEP);
         return Tile::BY_WARPGROUPS ? first + threadIdx.x % WARPGROUP / WARP * 16 : first;
@@ -88,7 +90,7 @@ struct StagedProduct {
 #pragma unroll
             for (int j = 0; j < ACROSS; ++j) tensor_core::multiply<E>(sums[i][j], a[i], b[j]);
     }
-    // The sum of this thread's row and column with these numbers.
+    // The sum of the thread's row number `row` and column number `column`.
     __device__ __forceinline__ float& sum(int row, int column) {
         return sums[row / 2][column / 2][row % 2 * 2 + column % 2];
     }
@@ -110,8 +112,8 @@ struct StagedProduct {
                     for (int k = 0; k < 2; ++k) sums[i][j][2 * down + k] += more;
             }
     }
-    // Calls f(where the first belongs, two sums side by side) for all of this thread's, of rows and columns
-    // so far apart. Places are few sums apart, so that compilers have little to do.
+    // Calls f(to + row * OF_ROW + column * OF_COLUMN, pair) for each pair of the thread's sums, of
+    // (row, column) and (row, column + 1).
     template <int OF_ROW, int OF_COLUMN, class To, class F>
     __device__ __forceinline__ void each_pair(To* to, const F& f) const {
         const int lane = threadIdx.x % WARP;
@@ -129,6 +131,7 @@ struct StagedProduct {
 
 // ---- fragments ----------------------------------------------------------------------------------
 
+// to[0 .. 3] = four floats at `from`.
 __device__ __forceinline__ void load_four(const u8* from, float (&to)[4]) {
     const float4 loaded = *reinterpret_cast<const float4*>(from);
     to[0] = loaded.x;
@@ -137,8 +140,8 @@ __device__ __forceinline__ void load_four(const u8* from, float (&to)[4]) {
     to[3] = loaded.w;
 }
 
-// Four matrices of 8 x 16 bytes, of whose rows lane l gives number l, in words as fragments have them.
-// An instruction on GPUs, shuffles elsewhere.
+// ldmatrix.x4: loads four matrices of 8 rows of 16 bytes as fragments; lane l passes the address of
+// row l. By shuffles where there is no such instruction.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void matrices(const void* row, u32& w0, u32& w1, u32& w2, u32& w3) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
@@ -161,12 +164,12 @@ __device__ __forceinline__ void matrices(const void* row, u32& w0, u32& w1, u32&
 #endif
 }
 
-// Fragments of lines that are rows and columns of D.
+// Loads fragments from stages whose lines are rows of A and columns of B.
 template <class Tile>
 struct ImageFragments {
-    int a_line, b_line;      // of this lane, by bytes
-    int a_vector, b_vector;  // of a K, exchanged by `low`
-    int low;
+    int a_line, b_line;      // offsets of the lane's lines, in bytes
+    int a_vector, b_vector;  // 0 or 1: the lane's vector of the two that a product sums over
+    int low;                 // line % 8, by which vectors are swizzled
 
     __device__ __forceinline__ explicit ImageFragments(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2, high = lane / 16;
@@ -176,6 +179,7 @@ struct ImageFragments {
         a_vector = high;
         b_vector = middle;
     }
+    // Loads slice k of the stage: its vectors 2 k and 2 k + 1.
     __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
                                          tensor_core::B (&b)[Tile::ACROSS]) const {
         const u8* const a_of = stage + a_line + ((2 * k + a_vector) ^ low) * 16;
@@ -193,18 +197,20 @@ struct ImageFragments {
     }
 };
 
-// Where vector `vector` of a position is, among panels of as many rows or columns as a line has. Floats
-// are loaded one by one, by 8 lanes from each of 4 lines.
+// The offset of vector `vector` of position `line` in bytes, for stages whose lines are positions;
+// a panel has IN_LINE rows or columns. Swizzled differently for TF32, whose fragments are loaded
+// word by word, by 8 lanes from each of 4 lines.
 template <class Tile>
 __device__ __forceinline__ int place_of_position(int vector, int line) {
     const int in_line = vector % LINE_VECTORS, of_line = Tile::IS_TF32 ? line % 4 * 2 : line % 8;
     return (vector / LINE_VECTORS * Tile::IN_LINE + line) * LINE_NBYTES + (in_line ^ of_line) * 16;
 }
 
-// Fragments of lines that are positions.
+// Loads fragments from stages whose lines are positions: transposed by ldmatrix,
+// or TF32 word by word.
 template <class Tile, bool TF32>
 struct WeightFragmentsOf {
-    int a_at[Tile::DOWN], b_at[Tile::ACROSS / 2];  // of this lane, by bytes
+    int a_at[Tile::DOWN], b_at[Tile::ACROSS / 2];  // the lane's offsets in a stage, in bytes
 
     __device__ __forceinline__ explicit WeightFragmentsOf(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP;
@@ -219,6 +225,7 @@ struct WeightFragmentsOf {
                 Tile::A_NBYTES +
                 place_of_position<Tile>(product.first_column / 8 + 2 * j + high, low + middle * 8);
     }
+    // Loads slice k of the stage: its positions k * K to k * K + K - 1.
     __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
                                          tensor_core::B (&b)[Tile::ACROSS]) const {
         stage += k * Tile::K * LINE_NBYTES;
@@ -232,7 +239,7 @@ struct WeightFragmentsOf {
 };
 template <class Tile>
 struct WeightFragmentsOf<Tile, true> {
-    int a_at[2 * Tile::DOWN], b_at[Tile::ACROSS];  // of eight rows or columns each
+    int a_at[2 * Tile::DOWN], b_at[Tile::ACROSS];  // of each eight rows or columns
 
     __device__ __forceinline__ explicit WeightFragmentsOf(const StagedProduct<Tile>& product) {
 #pragma unroll
@@ -241,6 +248,7 @@ struct WeightFragmentsOf<Tile, true> {
         for (int j = 0; j < Tile::ACROSS; ++j)
             b_at[j] = Tile::A_NBYTES + place(product.first_column + 8 * j);
     }
+    // The lane's word of rows or columns first to first + 7.
     static __device__ __forceinline__ int place(int first) {
         const int lane = threadIdx.x % WARP, at = first + lane / 4;
         return place_of_position<Tile>(at / Tile::VECTOR, lane % 4) + at % Tile::VECTOR * 4;
@@ -270,11 +278,10 @@ using WeightFragments = WeightFragmentsOf<Tile, Tile::IS_TF32>;
 
 // ---- stages -------------------------------------------------------------------------------------
 
-// Adds `count` parts of the sum, of which all stages but one are on their way. The copier copies them in
-// their order, a slice beside each product, and zeros behind the last. also(a) gets what is loaded of A.
-constexpr int SLICES = 4;
+constexpr int SLICES = 4;  // parts of a stage: copies, and products, are issued slice by slice
 
-// Tensor cores multiply the Fragments.
+// The multiplier of add_stages by mma.sync: add(stage, k) loads slice k of a stage as fragments and
+// adds its products to D, then calls also(a) with the fragments of A.
 template <class Tile, class Fragments>
 struct ByTensorCores {
     Fragments fragments;
@@ -297,6 +304,8 @@ struct ByTensorCores {
     }
 };
 
+// product += the products of `count` stages, which the copier copies in order (zeros after the
+// last); all stages but one are in flight while one is multiplied.
 template <class Tile, class Multiplier, class Copier, class Also>
 __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* stages, i32 count,
                                            Copier& copier, const Also& also) {

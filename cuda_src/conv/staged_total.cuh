@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The gradient of the weights from parts of its sums (staged_weight.cuh), added in their order.
+// The gradient of W: the sum of the parts that staged_weight.cuh wrote, in a fixed order.
 #pragma once
 #include "conv/staged_weight.cuh"
 
@@ -7,12 +7,11 @@ namespace cto::conv::staged_total {
 
 using namespace staged_weight;
 
-// Four channels of a filter's tap, among those of a block: so many filters of a group, TOTAL_CHANNELS
-// channels and all taps, which are a line of W for each filter.
+// Item `item` of a block of write_staged_weights: four neighbouring channels of one filter and tap.
 struct FourWeights {
     bool exists;
-    i64 from;  // of a part
-    int to;    // in the block's lines, whose channels are `taps` apart
+    i64 from;  // its offset in a part
+    int to;    // its offset in `lines`; the four channels are `taps` apart there
 
     template <class Tile>
     static __device__ __forceinline__ FourWeights of(const WeightLayout& layout, int item,
@@ -36,7 +35,7 @@ __device__ __forceinline__ void add_four(float4& sum, const float4& more) {
     sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
 }
 
-// Adds this thread's parts of four numbers, every `step`.
+// Sum of four neighbouring numbers over parts first, first + step, ... < count.
 __device__ __forceinline__ float4 sum_of_parts(const float* parts, i32 first, i32 count, i32 step,
                                                i64 pitch) {
     float4 sum{};
@@ -46,9 +45,10 @@ __device__ __forceinline__ float4 sum_of_parts(const float* parts, i32 first, i3
     return sum;
 }
 
-// w = sum of its `count` parts, where W lies as they do: channels of a tap side by side. `summers` threads
-// add up four channels, each every `summers`-th part. Groups of joined_filters filters may have been joined
-// to one; sums of a filter of one and a channel of another are left out.
+// w[filter][tap][channel] = sum over `count` parts: channels last, as in the parts.
+// `summers` threads share the sum of four channels, each adds every summers-th part. If
+// groups of joined_filters filters were joined to one, sums of a filter and a channel of
+// different groups are left out.
 template <class Tile>
 __device__ __forceinline__ void write_lines_of_weights(const float* parts, typename Tile::E* w,
                                                        i32 count, i32 summers, i32 joined_filters,
@@ -89,8 +89,8 @@ __device__ __forceinline__ void write_lines_of_weights(const float* parts, typen
         for (int i = 0; i < 4 && channel + i < layout.channels; ++i) w[i] = rounded.at[i];
 }
 
-// w = sum of its `count` parts, where taps of a channel are side by side in W. A block has `filters` filters of
-// a group and TOTAL_CHANNELS channels, puts their lines together in shared memory, and writes them whole.
+// w[filter][channel][tap] = sum over `count` parts. A block has `filters` filters of a group and
+// TOTAL_CHANNELS channels; it transposes their sums in shared memory and writes whole lines.
 template <class Tile>
 __device__ __forceinline__ void write_staged_weights(const float* parts, typename Tile::E* w,
                                                      i32 count, i32 summers, i32 filters,
@@ -142,8 +142,8 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
             w[filter * of_filter + i] = lines[filter * TOTAL_CHANNELS * taps + i];
 }
 
-// W = the sum over `count` parts of `parts`, `filters` filters of a group in a block, or 0 where W
-// lies as its sums do.
+// w = sum over `count` parts: channels last if filters is 0, else taps last with
+// `filters` filters a block.
 template <class Tile>
 __device__ __forceinline__ void total_of_parts(const Acc<typename Tile::E>* parts,
                                                typename Tile::E* w, i32 count, i32 summers,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Products of staged tiles by warpgroups, which go on while the next stages are copied.
+// Products of staged tiles by warpgroup instructions, which run while the next stage is copied.
 #pragma once
 #include "conv/staged_tile.cuh"
 #include "conv/warpgroup.cuh"
@@ -9,11 +9,11 @@ namespace cto::conv::staged_warpgroups {
 using namespace image;
 using namespace staged_tile;
 
-// Lines of A are rows of D, those of B its columns; or TRANSPOSED, neighbours of the sum.
+// Lines are rows of A and columns of B, or if TRANSPOSED elements k of the sum.
 template <class Tile, bool A_TRANSPOSED, bool B_TRANSPOSED>
 struct ByWarpgroups {
     using Product = StagedProduct<Tile>;
-    int a_at, b_at;  // of this warpgroup, by bytes
+    int a_at, b_at;  // offsets of the warpgroup's A and B in a stage, in bytes
 
     __device__ __forceinline__ ByWarpgroups() {
         const int number = Product::multiplier();
@@ -34,7 +34,8 @@ struct ByWarpgroups {
                     product.sums[i], warpgroup::moved(a, k * A_STEP + i * warpgroup::PANEL_NBYTES),
                     warpgroup::moved(b, k * B_STEP));
     }
-    // Begins the products of a stage. The CPU makes them at the wait, as late as GPUs may.
+    // Starts the products of a stage; `end` waits for them. The emulator on the CPU computes them
+    // in `end`, as late as a GPU may.
     __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
 #if !defined(__CUDA_CPU__)
         warpgroup::begin();
@@ -55,8 +56,8 @@ struct ByWarpgroups {
     }
 };
 
-// Adds `count` parts of the sum. The copier copies them in their order, and zeros behind the last.
-// also(stage) gets each of them.
+// product += the products of `count` stages, which the copier copies in order (zeros after the
+// last). also(stage) is called for each.
 template <class Tile, class Multiplier, class Copier, class Also>
 __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& product, u8* stages,
                                                          i32 count, Copier& copier,
@@ -87,7 +88,7 @@ __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& pr
     __syncthreads();
 }
 
-// D as lines that are columns, in a slab of lines of all rows and a vector.
+// slab[column][row] = D[row][column], rounded; lines are ROWS + VECTOR elements apart.
 template <class Tile>
 __device__ __forceinline__ void store_lines(const StagedProduct<Tile>& product,
                                             typename Tile::E* slab) {

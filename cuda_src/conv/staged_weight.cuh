@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: MIT
-// The gradient of the weights over staged arrays: rows are filters, columns are taps and the channels
-// of each in vectors, and the sum is over positions. Blocks have parts of the sum, which staged_total.cuh
-// adds; those of the first columns also sum Y for the gradient of a bias.
+// SPDX-License-Identifier: MIT The gradient of W over staged arrays: rows are filters, columns are
+// (tap, channel), and the sum is over positions. A block sums one part of the
+// positions; staged_total.cuh adds the parts. Blocks of the first columns also sum Y,
+// for the gradient of a bias.
 #pragma once
 #include "conv/staged_image.cuh"
 #include "conv/staged_row_sums.cuh"
@@ -19,56 +19,58 @@ using namespace staged_warpgroups;
 using weight::weight_tile;
 using weight::WeightTile;
 
-// Rows are copied as many stages ahead of what they say is read as that is ahead of its sum; a stage
-// more would do, but for the first ones, which no barrier separates.
+// Buffers for StagedRows: those of a stage are copied AHEAD stages before the stage itself,
+// which is copied AHEAD stages before it is multiplied. (AHEAD + 1 would do, but no barrier
+// separates the first.)
 template <class Tile>
 constexpr int ROW_SLOTS = 2 * Tile::AHEAD;
 
-// The vector that columns read, counted from that of a position, and a bit for its tap.
+// What a vector of columns reads: `at` vectors after what a position reads, and the bit of its tap.
 struct ColumnReads {
     i32 at;
     u32 bit;
 };
 
-// Places that positions read of X, a stage in each slot, and those of columns.
+// Shared memory beside the stages.
 template <class Tile>
 struct WeightShared {
-    StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];
-    ColumnReads columns[Tile::COLUMNS / Tile::VECTOR];
-    i32 shifts[STAGED_TAPS];  // of taps, where columns are not shared
+    StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];     // what positions read of X
+    ColumnReads columns[Tile::COLUMNS / Tile::VECTOR];  // if SHARES_COLUMNS
+    i32 shifts[STAGED_TAPS];                            // of each tap, else
 };
 
-// Exact products take up to 17 % longer where columns are shared: compilers then have more of their factors
-// in one bank of registers.
+// True if `columns` is computed once in shared memory. Exact products take up to 17 % longer with
+// it: compilers then put more factors in one bank of registers.
 template <class Tile>
 constexpr bool SHARES_COLUMNS = !Tile::IS_EXACT;
 
-// Copies positions, of which each thread has every 16th: one vector in eight of each.
+// Copies stages of IN_LINE positions. A thread copies one vector in eight of
+// every AT_ONCE-th position.
 template <class Tile>
 struct WeightCopier {
     using E = typename Tile::E;
     static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
-    static constexpr int LINES = Tile::IN_LINE / AT_ONCE;  // of this thread
+    static constexpr int LINES = Tile::IN_LINE / AT_ONCE;  // positions of a thread in a stage
     static constexpr int A_PANELS = Tile::ROWS / Tile::IN_LINE;
     static constexpr int B_PANELS = Tile::COLUMNS / Tile::IN_LINE;
     static constexpr int PANEL_NBYTES = Tile::IN_LINE * LINE_NBYTES;
     static constexpr int ROWS_NBYTES = Tile::IN_LINE * sizeof(StagedRow);
 
     WeightShared<Tile>& shared;
-    const uint4* rows;     // of the part; none where each position reads the one that it is
+    const uint4* rows;     // StagedRows of the part; null if each position reads itself (1 x 1)
     i32 first_position;    // of the part
-    i32 x_vectors;         // of a position
+    i32 x_vectors;         // vectors of X at a position
     i32 count;             // stages of the part
-    const uint4 *y, *x;    // y: of this thread's first position
-    i64 y_step;            // to the thread's next position
-    i64 rest;              // positions from this thread's first on
-    u32 y_exists;          // a bit for each panel
-    i32 x_at[B_PANELS];    // what this thread's columns read, from what a position reads on
-    u32 x_bits[B_PANELS];  // their taps
+    const uint4 *y, *x;    // y: at the thread's next position
+    i64 y_step;            // to the thread's position after that
+    i64 rest;              // positions of the part from the thread's first of the stage on
+    u32 y_exists;          // bit i: panel i has the thread's vector
+    i32 x_at[B_PANELS];    // ColumnReads of the thread's columns: at
+    u32 x_bits[B_PANELS];  // and bit
     int line, own, stage_number;
-    const StagedRow* reads;  // of the stage that is open
+    const StagedRow* reads;  // of the stage being copied
 
-    // Copies the rows of one stage.
+    // Copies the StagedRows of stage `number`.
     __device__ __forceinline__ void copy_rows(i32 number) const {
         StagedRow* const to = shared.rows[number % ROW_SLOTS<Tile>];
         const int at = threadIdx.x;
@@ -78,10 +80,13 @@ struct WeightCopier {
         if (!rows && at < Tile::IN_LINE)
             to[at] = {(first_position + number * Tile::IN_LINE + at) * x_vectors, 1};
     }
+    // Starts a stage, to which `copy` is called for each slice; `close` ends it and moves on.
     __device__ __forceinline__ void open() {
         copy_rows(stage_number + Tile::AHEAD);
         reads = shared.rows[stage_number % ROW_SLOTS<Tile>] + line;
     }
+    // Copies the thread's vectors of Y to A and of X to B, for every SLICES-th of its positions
+    // from `slice` on; zeros outside of the arrays. Called in the order of slices.
     __device__ __forceinline__ void copy(u8* stage, int slice) {
         u8* const to = stage + own;
 #pragma unroll
@@ -108,7 +113,7 @@ struct WeightCopier {
     }
 };
 
-// Sums of A's rows: products with ones, shared out among the warps that have the same rows.
+// Sums of A's rows as products with ones. Warps with the same rows share them.
 template <class Tile>
 struct StagedRowSums {
     using E = typename Tile::E;
@@ -121,6 +126,7 @@ struct StagedRowSums {
     static __device__ __forceinline__ int across() {
         return StagedProduct<Tile>::multiplier() % Tile::MULTIPLIERS_ACROSS;
     }
+    // Adds the sums of the rows of `a`.
     __device__ __forceinline__ void add(const tensor_core::A (&a)[Tile::DOWN]) {
         const u32 ones = bits_of(from_acc<E>(1.0f)) * (sizeof(E) == 2 ? 0x10001u : 1u);
         const tensor_core::B b = {ones, ones};
@@ -129,7 +135,8 @@ struct StagedRowSums {
             if (i % Tile::MULTIPLIERS_ACROSS == across())
                 tensor_core::multiply<E>(sums[i / Tile::MULTIPLIERS_ACROSS], a[i], b);
     }
-    // Adds a whole stage, for products by warpgroups: these read A in shared memory, so it is loaded here.
+    // Adds a whole stage. For warpgroups, whose products read A from shared memory, not from
+    // registers.
     __device__ __forceinline__ void add(const u8* stage) {
         const int lane = threadIdx.x % WARP;
         const int low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
@@ -147,7 +154,7 @@ struct StagedRowSums {
             add(a);
         }
     }
-    // Writes sums of the first `count` rows, each of which four lanes have.
+    // to[row] = sum of the row, row < count; the first of the four lanes that have it writes it.
     __device__ __forceinline__ void write(float* to, int count) const {
         const int lane = threadIdx.x % WARP;
         const int first = StagedProduct<Tile>::row_of_warp() + lane / 4;
@@ -164,14 +171,16 @@ struct StagedRowSums {
     }
 };
 
-// Columns are the channels of each tap. Where channels are whole panels, the taps of a panel come before
-// other channels: what one reads is mostly what the one before it read, and is still in the L1 cache.
+// The column of a tap and a channel: tap * channels + channel. But if channels are whole panels, in
+// the order (panel, tap, channel of the panel): a tap reads mostly what the tap before read, which
+// is in the L1 cache.
 __device__ __forceinline__ i32 column_of(i32 tap, i32 channel, i32 channels, i32 taps, i32 panel) {
     if (channels % panel != 0) return tap * channels + channel;
     return (channel / panel * taps + tap) * panel + channel % panel;
 }
 
-// The tap of a vector of columns, and its number among those of the tap's channels.
+// The tap of a vector of columns, and the vector's number among those of the tap: inverse of
+// column_of.
 template <class I>
 struct ColumnVector {
     I tap, vector;
@@ -188,7 +197,7 @@ struct ColumnVector {
     }
 };
 
-// How far from the first tap's what a tap reads is, in positions.
+// Positions of X from what tap 0 reads to what a tap reads.
 __device__ __forceinline__ i32 shift_of(const WeightLayout& layout, u32 tap) {
     i32 shift = 0, pitch = 1;
 #pragma unroll 1
@@ -201,7 +210,8 @@ __device__ __forceinline__ i32 shift_of(const WeightLayout& layout, u32 tap) {
     return shift;
 }
 
-// Sums of one part: (part, tile, ROWS, COLUMNS); and of Y, where they are wanted: (part, filter).
+// sums[part][tile][row][column] and y_sums[part][filter], either may be null; block `block` has one
+// tile of one part.
 template <class Tile>
 __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
                                                    const typename Tile::E* y, const StagedRow* rows,

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT
-// Copies that tiles are read from in whole vectors: arrays (n, channel, position) as (n, position,
-// channel); and for each position of the output the places that it reads.
+// SPDX-License-Identifier: MIT Staged arrays, which tiles are copied from by vectors: (n, channel,
+// position) as (n, position, channel), channels padded to whole vectors; and StagedRows, what each
+// position of the output reads.
 #pragma once
 #include "conv/image.cuh"
 
@@ -8,14 +8,15 @@ namespace cto::conv::staging {
 
 using namespace image;
 
-// to[position][channel] = from[channel][position], PANEL channels of PANEL positions, by way of `tile`
-// in shared memory, which has lines of positions.
+// to[position][channel] = from[channel][position] for PANEL channels and positions, by way of
+// `tile` in shared memory: tile[channel * PITCH + position].
 template <class E, bool TF32>
 struct Transposer {
     static constexpr int WIDTH = vec::WIDTH<E>, IN_LINE = PANEL / WIDTH;
     static constexpr int PITCH = PANEL + 4 / sizeof(E);
     E* tile;
 
+    // Loads `tile` by vectors of V positions; zeros where a channel or position does not exist.
     template <int V>
     __device__ __forceinline__ void load(const E* from, i32 plane, i32 channels, i32 positions) {
         using Loaded = vec::Vec<E, V>;
@@ -62,6 +63,7 @@ struct Transposer {
             }
         }
     }
+    // Stores `tile` by vectors of channels; positions are `padded` elements apart.
     __device__ __forceinline__ void store(E* to, i32 padded, i32 channels, i32 positions) const {
 #pragma unroll
         for (int i = 0; i < PANEL * IN_LINE / THREADS; ++i) {
@@ -80,8 +82,7 @@ struct Transposer {
     }
 };
 
-// to[position][channel] = from[position][channel], and zeros up to `padded`: lines whose channels are not
-// whole vectors get some that are.
+// to[position][channel] = from[position][channel], zeros for the padded channels.
 template <class E, bool TF32>
 __device__ __forceinline__ void pad_lines(const E* from, E* to, const StagedArray& array,
                                           i32 channels, i32 positions) {
@@ -104,6 +105,8 @@ __device__ __forceinline__ void pad_lines(const E* from, E* to, const StagedArra
     }
 }
 
+// to = the staged array of `from`: block `block` has PANEL channels and PANEL
+// positions of an image.
 template <class E, bool TF32>
 __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedArray& array,
                                             u32 block, u8* memory) {
@@ -132,8 +135,9 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
     transposer.store(to, array.padded, array.padded - channel, positions);
 }
 
-// W of groups that are joined, (row, tap, vectors of the sum): zeros where a filter and a channel are
-// of two groups.
+// to[row][tap][k] = W of joined groups: several groups become one, with zeros where
+// filter and channel are of different groups. A row is a filter and k a channel; in the
+// gradient the other way round.
 template <class E, bool TF32>
 __device__ __forceinline__ void spread_w(const E* w, E* to, const StagedArray& array,
                                          const JoinedGroups& groups, u32 block) {
@@ -162,10 +166,10 @@ __device__ __forceinline__ void spread_w(const E* w, E* to, const StagedArray& a
     *reinterpret_cast<vec::Vec<E, WIDTH>*>(to + static_cast<i64>(index) * WIDTH) = loaded;
 }
 
-// A bit for each tap that is inside of what is read, of a position that begins to read at `at`.
+// Bit i: tap i reads inside of the array, for a position whose tap 0 reads at `at`.
 __device__ __forceinline__ u32 taps_inside(const i32 (&at)[3], const i32 (&extents)[3],
                                            const i32 (&taps)[3], const i32 (&jumps)[3]) {
-    u32 inside = 1;  // of taps along no axis, then along one more each time
+    u32 inside = 1;  // of the taps along the axes so far
 #pragma unroll
     for (int axis = 2, count = 1; axis >= 0; --axis) {
         const u32 inner = inside;
@@ -181,6 +185,7 @@ __device__ __forceinline__ u32 taps_inside(const i32 (&at)[3], const i32 (&exten
     return inside;
 }
 
+// rows[index] = what output position `index` reads; zeros past the last position. One a thread.
 __device__ __forceinline__ void write_row(StagedRow* rows, const StagingLayout& layout, u32 block) {
     const i64 index = static_cast<i64>(block) * THREADS + threadIdx.x;
     if (index >= layout.n_rows) return;
@@ -204,12 +209,13 @@ __device__ __forceinline__ void write_row(StagedRow* rows, const StagingLayout& 
     rows[index] = row;
 }
 
+// See conv__stage. Blocks are numbered through x, y, w and rows.
 template <class E, bool TF32, bool EXISTS>
 __device__ __forceinline__ void stage(const E* x, E* staged_x, const E* y, E* staged_y, const E* w,
                                       E* staged_w, StagedRow* rows, const StagingLayout& layout) {
     if constexpr (EXISTS) {
         __shared__ __align__(16) u8 memory[PANEL * Transposer<E, TF32>::PITCH * sizeof(E)];
-        // One call for all three: inlined, it takes long to compile.
+        // One call for all three arrays: stage_array is inlined and takes long to compile.
         const StagedArray* array = &layout.x;
         const E* from = x;
         E* to = staged_x;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Products of fragments, which the lanes of a warp hold together: D (16 x 8) += A (16 x K) B (K x 8).
+// Products of fragments, mma.sync: D (16 x 8) += A (16 x K) B (K x 8), in the registers of a warp.
 //
-// float16 and bfloat16 have K = 16, float has K = 8 and counts as rounded to TF32: to_tf32. Sums are
-// float. In lane 4 g + t (t < 4) word i of a fragment holds, from k = P t + 4 P (i / 2) on, for A, or
-// P t + 4 P i for B, the P neighbouring elements of a word (2 of two bytes, 1 float):
+// K = 16 for float16 and bfloat16, K = 8 for floats in TF32. Sums are float. A word has P
+// neighbouring k: 2 elements of two bytes, or 1 float. Word i of lane 4 g + t (t < 4) is
 //
-//     A   row g + 8 (i % 2)        B   column g        D   row g + 8 (i / 2), column 2 t + i % 2
+//     A   row g + 8 (i % 2), k from P t + 4 P (i / 2) on
+//     B   column g, k from P t + 4 P i on
+//     D   row g + 8 (i / 2), column 2 t + i % 2
 //
-// GPUs from 8.0 on have instructions for them. The others do the same with shuffles.
+// GPUs before 8.0 do the same with shuffles.
 #pragma once
 #include "core/vec.cuh"
 
@@ -35,6 +36,7 @@ __device__ __forceinline__ float to_tf32(float x) {
 // ---- fragments from shared memory ---------------------------------------------------------------
 
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
+// ldmatrix.x4: four matrices of 8 rows of 16 bytes; lane l passes the address of row l.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(const void* row, u32& w0, u32& w1, u32& w2, u32& w3) {
     const u32 from = static_cast<u32>(__cvta_generic_to_shared(row));
@@ -49,7 +51,7 @@ __device__ __forceinline__ void load_matrices(const void* row, u32& w0, u32& w1,
 }
 #endif
 
-// A word of neighbouring k, which are `step` elements apart.
+// A word of P neighbouring k, `step` elements apart in memory.
 template <class E>
 __device__ __forceinline__ u32 word_at(const E* from, int step) {
     if constexpr (sizeof(E) == 4)
@@ -58,8 +60,8 @@ __device__ __forceinline__ u32 word_at(const E* from, int step) {
         return bits_of(from[0]) | static_cast<u32>(bits_of(from[step])) << 16;
 }
 
-// Where in an A this lane begins to load, whose element (row, k) is at row * pitch + k where BY_ROWS,
-// else at k * pitch + row. Rows of memory begin at multiples of 16 bytes.
+// The offset that this lane passes to load_a. Element (row, k) of A is at row * pitch + k if
+// BY_ROWS, else at k * pitch + row; rows of memory begin at multiples of 16 bytes.
 template <class E, bool BY_ROWS>
 __device__ __forceinline__ int place_in_a(int pitch) {
     const int lane = threadIdx.x % WARP;
@@ -72,8 +74,8 @@ __device__ __forceinline__ int place_in_a(int pitch) {
     const int k = lane % 4 * static_cast<int>(4 / sizeof(E)), row = lane / 4;
     return BY_ROWS ? row * pitch + k : k * pitch + row;
 }
-// Where in two B side by side this lane begins to load, whose element (k, column) is at
-// column * pitch + k where BY_COLUMNS, else at k * pitch + column.
+// The offset that this lane passes to load_b. Element (k, column) of B is at column * pitch + k if
+// BY_COLUMNS, else at k * pitch + column.
 template <class E, bool BY_COLUMNS>
 __device__ __forceinline__ int place_in_b(int pitch) {
     const int lane = threadIdx.x % WARP;
@@ -87,7 +89,7 @@ __device__ __forceinline__ int place_in_b(int pitch) {
     return BY_COLUMNS ? column * pitch + k : k * pitch + column;
 }
 
-// From this lane's place.
+// Loads the fragment a; `from` is at the lane's place_in_a.
 template <bool BY_ROWS, class E>
 __device__ __forceinline__ void load_a(const E* from, int pitch, A& a) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
@@ -102,6 +104,7 @@ __device__ __forceinline__ void load_a(const E* from, int pitch, A& a) {
     for (int i = 0; i < 4; ++i)
         a[i] = word_at(from + i / 2 * (4 * P * of_k) + i % 2 * 8 * of_row, of_k);
 }
+// Loads the fragment b, and `next` of the 8 columns after it; `from` is at the lane's place_in_b.
 template <bool BY_COLUMNS, class E>
 __device__ __forceinline__ void load_b(const E* from, int pitch, B& b, B& next) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
@@ -121,6 +124,7 @@ __device__ __forceinline__ void load_b(const E* from, int pitch, B& b, B& next) 
 
 // ---- products -----------------------------------------------------------------------------------
 
+// to[0 .. P) = the elements of a word.
 template <class E, int P>
 __device__ __forceinline__ void widen(u32 word, float (&to)[P]) {
     if constexpr (P == 1)
@@ -129,7 +133,7 @@ __device__ __forceinline__ void widen(u32 word, float (&to)[P]) {
         vec::widen<E>(&word, to);
 }
 
-// Each lane gets its rows of A and its columns of B from four lanes each.
+// d += A B: a lane gets each of its two rows of A, and two columns of B, from four lanes.
 template <class E>
 __device__ __forceinline__ void multiply_by_shuffles(float (&d)[4], const A& a, const B& b) {
     constexpr int P = 4 / sizeof(E);

@@ -1,12 +1,12 @@
-// SPDX-License-Identifier: MIT
-// A block's tile of a matrix product: D (ROWS x COLUMNS) += A (ROWS x DEPTH) B (DEPTH x COLUMNS), of
-// which A and B are in shared memory, a part of the sum at a time, and D is in registers.
+// SPDX-License-Identifier: MIT A block's tile of a matrix product: D (ROWS x COLUMNS) += A (ROWS x
+// DEPTH) B (DEPTH x COLUMNS). A and B are in shared memory, a part of DEPTH of the sum at a time; D
+// is in registers.
 //
 //     A   element (row, k) at k * A_PITCH + row; or, BY_ROWS, at row * A_PITCH + k
 //     B   element (k, column) at k * B_PITCH + column; or, BY_COLUMNS, at column * B_PITCH + k
 //
-// Memory by rows or columns is for tensor cores alone, and of floats where lines are COPIED as they
-// lie, not rounded before.
+// BY_ROWS and BY_COLUMNS are for tensor cores only: types of two bytes, and TF32 whose lines are
+// COPIED without rounding.
 #pragma once
 #include "conv/facts.cuh"
 #include "conv/tensor_core.cuh"
@@ -16,7 +16,7 @@ namespace cto::conv::tile {
 
 using namespace facts::conv;
 
-// Returns `number`, hidden from the compiler, which would rather compute it again in each round.
+// Returns `number`, hidden from the compiler, which would compute it again in each round of a loop.
 __device__ __forceinline__ int kept(int number) {
 #ifndef __CUDA_CPU__
     asm volatile("" : "+r"(number));
@@ -24,6 +24,7 @@ __device__ __forceinline__ int kept(int number) {
     return number;
 }
 
+// Constants of a tile, and the layout of a part of A and B in shared memory.
 template <class Element, int N_ROWS, bool TF32, bool B_BY_COLUMNS, bool A_BY_ROWS = false,
           bool COPIED = false>
 struct Tile {
@@ -37,8 +38,8 @@ struct Tile {
     static constexpr bool BY_ROWS = A_BY_ROWS && (sizeof(E) == 2 || IS_CUT);
     static constexpr int DEPTH = PART_NBYTES / sizeof(E);
     static constexpr int HALF = DEPTH / 2;
-    static constexpr int GROUP = 16 / sizeof(E);  // neighbours that are stored together
-    // Rows of memory are so far apart that a warp's accesses meet no bank twice.
+    static constexpr int GROUP = 16 / sizeof(E);  // elements of a vector
+    // Padding of rows of memory, against bank conflicts.
     static constexpr int PAD = TF32 && !BY_COLUMNS ? 8 : GROUP;
     static constexpr int A_PITCH = (BY_ROWS ? DEPTH : ROWS) + PAD;
     static constexpr int B_PITCH = (BY_COLUMNS ? DEPTH : COLUMNS) + PAD;
@@ -46,7 +47,7 @@ struct Tile {
     static constexpr int B_SIZE = (BY_COLUMNS ? COLUMNS : DEPTH) * B_PITCH;
     static constexpr int STAGE = A_SIZE + B_SIZE;  // elements of one part
 
-    // Where element (row, k) of A is, and element (k, column) of B.
+    // Offsets of element (row, k) of A and element (k, column) of B.
     static __device__ __forceinline__ int a_at(int row, int k) {
         return BY_ROWS ? row * A_PITCH + k : k * A_PITCH + row;
     }
@@ -62,9 +63,9 @@ struct Tile {
     }
 };
 
-// Tensor cores cut a float to the 10 bits of a TF32's mantissa. What has no more bits is left as it is;
-// others are too small by 4e-5 of themselves in the mean, where without this it would be 3.4e-4. Arrays
-// that are read as they lie are not rounded by a launch that stages them.
+// words *= 1.00035, as floats. Tensor cores truncate floats to TF32's 10 bits, which makes them
+// 3.4e-4 of themselves too small on average; after this product it is 4e-5, and floats of 10 bits
+// do not change. For arrays that are read without a staging launch, which would round them.
 template <class Tile, int N>
 __device__ __forceinline__ void before_cut(u32 (&words)[N]) {
 #if !defined(__CUDA_CPU__)
@@ -75,20 +76,20 @@ __device__ __forceinline__ void before_cut(u32 (&words)[N]) {
 #endif
 }
 
-// D where warps multiply fragments.
+// D in fragments of tensor cores: a warp has DOWN x ACROSS of them.
 template <class Tile>
 struct TensorProduct {
     using E = typename Tile::E;
     static constexpr int K = tensor_core::K<E>;
     static constexpr int WARPS_DOWN = Tile::ROWS >= 64 ? 2 : 1;
     static constexpr int WARPS_ACROSS = THREADS / WARP / WARPS_DOWN;
-    static constexpr int DOWN = Tile::ROWS / WARPS_DOWN / 16;  // fragments of a warp
+    static constexpr int DOWN = Tile::ROWS / WARPS_DOWN / 16;  // fragments of a warp: DOWN x ACROSS
     static constexpr int ACROSS = COLUMNS / WARPS_ACROSS / 8;
     static_assert(Tile::HALF == K && ACROSS % 2 == 0);
 
     float sums[DOWN][ACROSS][4] = {};
-    int first_row, first_column;  // of this warp
-    int place_in_a, place_in_b;   // of this lane
+    int first_row, first_column;  // of the warp
+    int place_in_a, place_in_b;   // of the lane in a part
 
     __device__ __forceinline__ TensorProduct() {
         const int warp = threadIdx.x / WARP;
@@ -99,7 +100,7 @@ struct TensorProduct {
         place_in_b = kept(Tile::A_SIZE + Tile::b_at(0, first_column) +
                           tensor_core::place_in_b<E, Tile::BY_COLUMNS>(Tile::B_PITCH));
     }
-    // Adds the product over one half of a part.
+    // D += the product over half 0 or 1 of a part.
     __device__ __forceinline__ void add(const E* part, int half) {
         const E* const a_of = part + place_in_a + Tile::a_at(0, half * K);
         const E* const b_of = part + place_in_b + Tile::b_at(half * K, 0);
@@ -123,8 +124,8 @@ struct TensorProduct {
 #pragma unroll
             for (int j = 0; j < ACROSS; ++j) tensor_core::multiply<E>(sums[i][j], a[i], b[j]);
     }
-    // D comes apart in DOWN slabs of rows. Calls f(row of the slab, column, two sums side by side)
-    // for all of this thread's.
+    // D is cut into DOWN slabs of SLAB rows. Calls f(row of the slab, column, pair) for each pair
+    // of the thread's sums in the slab, of column and column + 1.
     static constexpr int SLAB = WARPS_DOWN * 16;
     template <class F>
     __device__ __forceinline__ void each_pair_of(int slab, const F& f) const {
@@ -135,12 +136,13 @@ struct TensorProduct {
             for (int j = 0; j < ACROSS; ++j)
                 f(row + down * 8, first_column + j * 8 + lane % 4 * 2, sums[slab][j] + 2 * down);
     }
+    // The row of D that is row `in_slab` of a slab.
     static __device__ __forceinline__ int row_of(int slab, int in_slab) {
         return in_slab / 16 * (DOWN * 16) + slab * 16 + in_slab % 16;
     }
 };
 
-// Sums of A's rows: a product with ones, of 16 rows a warp.
+// Sums of A's rows as a product with ones; a warp has 16 rows.
 template <class Tile>
 struct ProductRowSums {
     using E = typename Tile::E;
@@ -154,7 +156,7 @@ struct ProductRowSums {
         works = wanted && first_row() < Tile::ROWS;
     }
     static __device__ __forceinline__ int first_row() { return threadIdx.x / WARP * 16; }
-    // Adds those over one half of a part.
+    // Adds the sums over half 0 or 1 of a part.
     __device__ __forceinline__ void add(const E* part, int half) {
         if (!works) return;
         const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;
@@ -165,7 +167,7 @@ struct ProductRowSums {
                                            Tile::A_PITCH, a);
         tensor_core::multiply<E>(sums, a, b);
     }
-    // The sums of the first `count` rows, of which each is in four lanes.
+    // to[row] = sum of the row, row < count; the first of the four lanes that have it writes it.
     __device__ __forceinline__ void write(float* to, int count) const {
         const int lane = threadIdx.x % WARP;
         if (!works || lane % 4 != 0) return;
@@ -177,7 +179,7 @@ struct ProductRowSums {
     }
 };
 
-// ProductRowSums for floats that tensor cores would cut: no products, but SHARERS threads add up a row.
+// ProductRowSums for TF32, in float: SHARERS threads add a row.
 template <class Tile>
 struct LineRowSums {
     static constexpr int SHARERS = THREADS / Tile::ROWS, COUNT = Tile::HALF / SHARERS;
@@ -197,7 +199,7 @@ struct LineRowSums {
         sum += more;
     }
     __device__ __forceinline__ void write(float* to, int count) const {
-        if (!works) return;  // of all threads alike
+        if (!works) return;  // all threads or none
         float total = sum + __shfl_xor_sync(ALL_LANES, sum, 1);
         total += __shfl_xor_sync(ALL_LANES, total, 2);
         const int row = threadIdx.x / SHARERS;
@@ -208,7 +210,7 @@ struct LineRowSums {
 template <class Tile>
 using RowSums = Conditional<Tile::IS_CUT, LineRowSums<Tile>, ProductRowSums<Tile>>;
 
-// D where each thread multiplies elements: ROWS / 16 rows, and 8 columns in vectors.
+// D without tensor cores: a thread has ROWS / 16 rows and 8 columns, which it loads by vectors.
 template <class Tile>
 struct PlainProduct {
     using E = typename Tile::E;
@@ -246,9 +248,9 @@ struct PlainProduct {
                     sums[i][j] += a[i / AT_ONCE].at[i % AT_ONCE] * b[j / W].at[j % W];
         }
     }
-    // D comes apart in DOWN slabs of 16 rows, of which each thread has one. Calls f(row of the slab,
-    // column, two sums side by side) for all of this thread's. It has W neighbouring columns, then W
-    // more behind those of 15 other threads; sums[slab][j] is of column
+    // D is cut into DOWN slabs of 16 rows; a thread has one row of each. Calls f(row of the slab,
+    // column, pair) for each pair of its sums. A thread has W neighbouring columns, the next 15
+    // threads the following ones, and so on: sums[slab][j] is of column
     //
     //     first_column + j / W * 16 * W + j % W
     static constexpr int SLAB = 16;
@@ -258,6 +260,7 @@ struct PlainProduct {
         for (int j = 0; j < ACROSS; j += 2)
             f(threadIdx.x / 16, first_column + j / W * (16 * W) + j % W, sums[slab] + j);
     }
+    // The row of D that is row `in_slab` of a slab.
     static __device__ __forceinline__ int row_of(int slab, int in_slab) {
         return in_slab * DOWN + slab;
     }
@@ -268,15 +271,15 @@ using Product = Conditional<Tile::ON_TENSOR_CORES, TensorProduct<Tile>, PlainPro
 
 // ---- elements of channels -----------------------------------------------------------------------
 
-// One element of each of so many neighbouring channels.
+// An element of each of GROUP neighbouring channels, at one position.
 template <class E>
 using Group = vec::Vec<E, vec::WIDTH<E>>;
 
 __device__ const uint4 ZEROS = {};
 
-// Elements that are `step` apart, the first of `count` channels. Offset is u32 where an array's image
-// has fewer than 2^31 elements. Where nothing is to be read, zeros are loaded in its place: that takes
-// fewer instructions than loads that depend on it.
+// The elements of all channels at one position, `step` apart. Offset is u32 if an image has fewer
+// than 2^31 elements. If the position does not exist, it points to zeros with a step of 0: fewer
+// instructions than loads under a condition.
 template <class E, class Offset>
 struct Source {
     const u8* from;
@@ -286,11 +289,11 @@ struct Source {
         from = reinterpret_cast<const u8*>(exists ? static_cast<const void*>(first) : &ZEROS);
         step = exists ? plane : 0;
     }
-    // Channel j, whose address takes one instruction.
+    // Channel j; for a constant j its address takes one instruction.
     __device__ __forceinline__ E at(int j) const {
         return *reinterpret_cast<const E*>(from + static_cast<u64>(step) * (j * sizeof(E)));
     }
-    // Channels from this one on, zeros from `count` on.
+    // to.at[j] = channel `channel` + j if j < count, else 0.
     __device__ __forceinline__ void gather(int channel, int count, Group<E>& to) const {
         constexpr int N = vec::WIDTH<E>;
         if (count >= N) {
@@ -303,7 +306,7 @@ struct Source {
     }
 };
 
-// Side by side.
+// to[0 .. GROUP) = from, rounded for the product.
 template <class Tile>
 __device__ __forceinline__ void store_group(typename Tile::E* to,
                                             const Group<typename Tile::E>& from) {

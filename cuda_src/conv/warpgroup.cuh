@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Products of a warpgroup, which is four warps, of operands in shared memory: D (64 x N) += A B, by
-// instructions that only 9.0 has and that go on while threads compute. The CPU does the same.
+// Products of a warpgroup, four warps, with operands in shared memory: D (64 x N) += A B. The
+// instruction, wgmma of 9.0, is asynchronous: threads go on. Emulated on the CPU.
 //
-// Operands are panels of 64 lines of 128 bytes, which begin at multiples of 1024 bytes, and vector i of
-// line l is at i ^ (l % 8). Lines are rows of A and columns of B, or TRANSPOSED neighbours of the sum,
-// a panel for each 64 rows or columns of two bytes. Lane 4 g + t of warp w has, in number i of an
-// eighth of the columns, row 16 w + g + 8 (i / 2), column 2 t + i % 2.
+// An operand is panels of 64 lines of 128 bytes, which begin at multiples of 1024 bytes; vector i
+// of line l is at i ^ (l % 8). Lines are rows of A and columns of B; if TRANSPOSED, a line is one k
+// of the sum, and a panel has 64 rows or columns of two bytes. D is in registers: d[j][i] of lane 4
+// g + t of warp w is row 16 w + g + 8 (i / 2), column 8 j + 2 t + i % 2.
 #pragma once
 #include "core/vec.cuh"
 
@@ -13,7 +13,7 @@ namespace cto::warpgroup {
 
 constexpr int ROWS = 64, WARPS = 4;
 constexpr int LINE_NBYTES = 128, EIGHT_NBYTES = 8 * LINE_NBYTES, PANEL_NBYTES = 64 * LINE_NBYTES;
-constexpr int K_NBYTES = 32;  // of neighbours of the sum, that an instruction adds up
+constexpr int K_NBYTES = 32;  // bytes of a line that one instruction sums over
 
 template <class E>
 constexpr int K = K_NBYTES / sizeof(E);
@@ -24,12 +24,13 @@ using Operand = const u8*;
 __device__ __forceinline__ Operand operand(const u8* first) { return first; }
 __device__ __forceinline__ Operand moved(Operand operand, int nbytes) { return operand + nbytes; }
 #else
-// An operand in shared memory as wgmma takes it, distances in units of 16 bytes:
+// The matrix descriptor of wgmma, in units of 16 bytes:
 //
-//     bits 0-13 where it begins    16-29 from a panel to the next    32-45 from eight lines to the next
-//     bits 62-63 how the vectors of a line lie: 1, as place_of_position has them in lines of 128 bytes
+//     bits 0-13    start address               bits 32-45   from eight lines to the next eight
+//     bits 16-29   from a panel to the next    bits 62-63   swizzle mode, 1: 128 bytes
 using Operand = u64;
 
+// The descriptor of the operand that begins at `first`; moved: nbytes further on.
 __device__ __forceinline__ Operand operand(const u8* first) {
     const u32 at = static_cast<u32>(__cvta_generic_to_shared(first));
     constexpr u64 HOW = static_cast<u64>(1) << 62 | static_cast<u64>(EIGHT_NBYTES / 16) << 32 |
@@ -41,13 +42,14 @@ __device__ __forceinline__ Operand moved(Operand operand, int nbytes) {
 }
 #endif
 
-// Lets products that begin after the next barrier read this thread's copies in shared memory.
+// Makes this thread's copies to shared memory visible to products that start
+// after the next barrier.
 __device__ __forceinline__ void show_copies() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-// Before products: sums are as they were written.
+// Needed before products, which then see the sums in registers as they were written.
 __device__ __forceinline__ void begin() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -144,8 +146,8 @@ __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operan
 }
 #endif
 
-// Stores four matrices of 8 x 8 elements of two bytes, of which each lane has a word as fragments have
-// them, transposed: lane l gives where row l of what is stored begins.
+// stmatrix.x4.trans: stores four fragments of 8 x 8 elements of two bytes, transposed; lane l
+// passes the address of row l.
 __device__ __forceinline__ void store_transposed(void* row, const u32 (&words)[4]) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(

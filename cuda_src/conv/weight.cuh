@@ -1,13 +1,12 @@
-// SPDX-License-Identifier: MIT
-// The gradient of the weights as a matrix product: rows are filters m, columns are channels
-// and taps (c, k), and the sum is over positions (n, o). Blocks have parts of the sum, which
-// are added afterwards, in their order.
+// SPDX-License-Identifier: MIT The gradient of W as a matrix product: rows are filters m, columns
+// are channels and taps (c, k), and the sum is over positions (n, o):
 //
-// Y's own sums, which are the gradient of a bias, come with them in types of 2 bytes: blocks of the
-// first columns have all of Y.
+//     dW[m][c][k] = sum over (n, o) of Y[n][m][o] * X[n][c][o stride - pad + k dilation]
 //
-// Contiguous arrays are copied as they lie: Y, where vectors of its lines are aligned, and X where taps
-// are single elements (1 x 1).
+// A block sums one part of the positions; another launch adds the parts in their order. In types of
+// 2 bytes, blocks of the first columns, which read all of Y, also sum Y for the gradient of a bias.
+//
+// Y is copied by vectors if its lines are aligned, and X if taps are 1 x 1; else they are gathered.
 #pragma once
 #include "conv/image.cuh"
 
@@ -17,10 +16,11 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// Channels that neighbouring columns read of a position: `count`, so far from its first element.
+// What GROUP neighbouring columns, channels of one tap, read: `offset` elements and `shift`
+// positions after the first channel and tap 0.
 struct ColumnGroup {
     i64 offset;
-    i32 count;  // at most 0 beyond the last column
+    i32 count;  // channels that exist from the first on; 0 or less past the last column
     i32 shift[3];
 };
 
@@ -28,8 +28,8 @@ struct WeightTile {
     i32 group, first_row, first_column;
 };
 
-// Tile `first_tile + local` of the numbering (group, tile of rows, tile of columns), the last one fastest.
-// `rows` and `columns` are those of a tile.
+// Tile `first_tile + local` of the numbering (group, tile of rows, tile of columns), the last one
+// fastest. `rows` and `columns` are those of a tile.
 __device__ __forceinline__ WeightTile weight_tile(const WeightLayout& layout, u32 local, int rows,
                                                   int columns = COLUMNS) {
     const i32 tile = layout.first_tile + local, line = tile / layout.column_tiles;
@@ -38,8 +38,8 @@ __device__ __forceinline__ WeightTile weight_tile(const WeightLayout& layout, u3
             (tile - line * layout.column_tiles) * columns};
 }
 
-// Number `index` of the groups, of `width` columns: taps of the same channels are neighbours, for
-// what they read is the same or lies side by side.
+// Group `index` of `width` columns, in the order (channels, tap): neighbouring taps of the same
+// channels read the same or neighbouring elements.
 __device__ __forceinline__ ColumnGroup column_group(const WeightLayout& layout, i32 index,
                                                     i32 width) {
     const i32 taps = static_cast<i32>(volume(layout.kernel));
@@ -60,8 +60,8 @@ __device__ __forceinline__ ColumnGroup column_group(const WeightLayout& layout, 
     return group;
 }
 
-// Walks through positions (n, o), DEPTH at a time in a stage of shared memory: thread t has position t %
-// DEPTH of each stage, and every STEP-th group of its rows and columns from t / DEPTH on.
+// Copies stages of DEPTH positions (n, o) to shared memory: thread t has position t % DEPTH of each
+// stage, and every STEP-th group of its rows and columns from t / DEPTH on.
 template <class Tile, class Offset>
 struct WeightReader {
     using E = typename Tile::E;
@@ -77,8 +77,8 @@ struct WeightReader {
     i64 position, end;
     i32 n, at[3];
 
-    // Starts at position begin + threadIdx.x % DEPTH = (n * output[0] + at[0]) * ... + at[2] of all images'
-    // outputs; a position at or beyond `end` counts as zeros.
+    // Starts at position begin + threadIdx.x % DEPTH = (n * output[0] + at[0]) * ... + at[2] of all
+    // images' outputs; a position at or beyond `end` counts as zeros.
     __device__ __forceinline__ WeightReader(const WeightLayout& layout, const WeightTile& tile,
                                             const ColumnGroup* columns, const E* all_x,
                                             const E* all_y, i64 begin, i64 end)
@@ -96,7 +96,8 @@ struct WeightReader {
         y = all_y +
             (static_cast<i64>(tile.group) * layout.rows + tile.first_row) * volume(layout.output);
     }
-    // The first of the groups of Tile::GROUP rows or columns that the thread copies; the next is STEP on.
+    // The first of the groups of Tile::GROUP rows or columns that the thread
+    // copies; the next is STEP on.
     static __device__ __forceinline__ int own_group() { return threadIdx.x / Tile::DEPTH; }
     // Moves on by DEPTH positions, which are step[0] images and step[1..3] along the axes.
     __device__ __forceinline__ void advance() {
@@ -110,8 +111,8 @@ struct WeightReader {
         }
         n += layout.step[0] + carry;
     }
-    // groups[i] = Y, at the thread's position, of GROUP rows of the tile from (own_group() + i *
-    // STEP) * GROUP on; zeros beyond the last row or position.
+    // groups[i] = Y, at the thread's position, of GROUP rows of the tile from (own_group() + i
+    // * STEP) * GROUP on; zeros beyond the last row or position.
     __device__ __forceinline__ void gather_a(Group<E> (&groups)[ROW_GROUPS]) const {
         const i64 plane = volume(layout.output);
         const Offset line = static_cast<Offset>(at[0]) * layout.output[1] + at[1];
@@ -138,9 +139,9 @@ struct WeightReader {
                                   groups[i]);
         }
     }
-    // groups[i] = X, where the tap of column group own_group() + i * STEP reads for the thread's
-    // position, of the group's channels; zeros beside the image and beyond the last channel or
-    // position.
+    // groups[i] = X, where the tap of column group own_group() + i * STEP reads for the
+    // thread's position, of the group's channels; zeros beside the image and beyond the
+    // last channel or position.
     __device__ __forceinline__ void gather_b(Group<E> (&groups)[COLUMN_GROUPS]) const {
         const i64 plane = volume(layout.image);
         i32 from[3];
@@ -172,7 +173,8 @@ struct WeightReader {
     }
 };
 
-// sums[blockIdx.x][row][column] = D[row][column] of this block's tile; the last index is the fastest.
+// sums[blockIdx.x][row][column] = D[row][column] of this block's tile; the last
+// index is the fastest.
 template <class Tile>
 __device__ __forceinline__ void write_sums(const Product<Tile>& product, typename Tile::Sum* sums) {
     using Sum = typename Tile::Sum;
@@ -186,8 +188,8 @@ __device__ __forceinline__ void write_sums(const Product<Tile>& product, typenam
         });
 }
 
-// y_sums[part][group][first_row + i] = the sum of the tile's row i of Y over the part's positions, for the
-// rows that exist; nothing without y_sums.
+// y_sums[part][group][first_row + i] = the sum of the tile's row i of Y over the part's positions,
+// for the rows that exist; nothing without y_sums.
 template <class Sums>
 __device__ __forceinline__ void write_y_sums(const Sums& row_sums, float* y_sums, u32 part,
                                              const WeightTile& tile, const WeightLayout& layout) {
@@ -196,9 +198,9 @@ __device__ __forceinline__ void write_y_sums(const Sums& row_sums, float* y_sums
     row_sums.write(y_sums + group * layout.rows + tile.first_row, layout.rows - tile.first_row);
 }
 
-// sums[part][tile] = A B^T over the part's positions: A is Y's rows, B X's columns, as gathered.
-// y_sums[part][filter], where it is wanted: the sums of A's rows. While one stage of shared memory,
-// DEPTH positions, is multiplied, the next ones are loaded into the other.
+// sums[part][tile] = A B over the part's positions: A has Y's filters as rows, B X's columns.
+// y_sums[part][filter] = sums of A's rows, unless null. While one stage of DEPTH positions is
+// multiplied, the next is loaded.
 template <class Tile, class Offset>
 __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typename Tile::E* y,
                                             typename Tile::Sum* sums, typename Tile::Sum* y_sums,
@@ -261,11 +263,11 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
     }
     async_copy::wait<0>();
     if constexpr (SUMS_Y) write_y_sums(row_sums, y_sums, part, tile, layout);
-    if (works) write_sums<Tile>(product, sums);  // else no weight has them
+    if (works) write_sums<Tile>(product, sums);  // else the rows or columns do not exist in W
 }
 
-// sum_weights of 1 x 1 convolutions, where B's rows are X's own lines and are copied as vectors. `memory`
-// is shared memory for `stages` stages.
+// sum_weights for 1 x 1 convolutions: A and B are lines of Y and X, copied by vectors. `memory` is
+// shared memory for `stages` stages.
 template <class Tile>
 __device__ __forceinline__ void sum_weights_of_lines(
     const typename Tile::E* x, const typename Tile::E* y, typename Tile::Sum* sums,
@@ -307,9 +309,9 @@ __device__ __forceinline__ void sum_weights_of_lines(
 
 // ---- sums of parts ------------------------------------------------------------------------------
 
-// Returns parts[0 * pitch + index] + ... + parts[(count - 1) * pitch + index], in `summers` threads, which
-// add up every summers-th part each. A block has THREADS / summers numbers `index`, side by side: thread t
-// has number t % (THREADS / summers) of these.
+// Returns the sum over part < count of parts[part * pitch + index]. `summers` threads share a sum,
+// each adds every summers-th part. A block has THREADS / summers neighbouring `index`: thread t has
+// number t % (THREADS / summers) of these.
 template <class Sum>
 __device__ __forceinline__ Sum sum_parts(const Sum* parts, i64 index, i64 pitch, i32 count,
                                          i32 summers, bool exists) {
@@ -329,8 +331,8 @@ __device__ __forceinline__ Sum sum_parts(const Sum* parts, i64 index, i64 pitch,
     return sum;
 }
 
-// total[i] = parts[0][i] + ... + parts[count - 1][i], rounded, i < size: block `block` has THREADS / summers
-// neighbours i, of which `summers` threads add up each.
+// total[i] = parts[0][i] + ... + parts[count - 1][i], rounded, i < size. Block `block` has THREADS
+// / summers neighbouring i; `summers` threads share a sum.
 template <class E>
 __device__ __forceinline__ void write_total(const Acc<E>* parts, E* total, i32 count, i32 summers,
                                             i64 size, u32 block) {
@@ -346,9 +348,9 @@ __device__ __forceinline__ u32 blocks_of_weights(i32 summers, const WeightLayout
     return layout.tiles * (Tile::ROWS * COLUMNS / THREADS * static_cast<u32>(summers));
 }
 
-// W[filter][c][tap] = the sum over `count` parts of parts[part][tile][row][column], rounded. A tile's columns
-// are (GROUP channels, tap, channel in these), the last one fastest, so tap = column / GROUP % taps. A block
-// has THREADS / summers neighbours of a part, of which `summers` threads add up each.
+// W[filter][c][tap] = sum over `count` parts of parts[part][tile][row][column], rounded. Columns
+// are in the order (GROUP channels, tap, channel of the group), so tap = column / GROUP % taps. A
+// block has THREADS / summers neighbouring sums; `summers` threads share one.
 template <class Tile>
 __device__ __forceinline__ void write_weights(const typename Tile::Sum* parts, typename Tile::E* w,
                                               i32 count, i32 summers, const WeightLayout& layout) {
@@ -373,8 +375,7 @@ __device__ __forceinline__ void write_weights(const typename Tile::Sum* parts, t
     }
 }
 
-// W from `parts` by the first blocks, as many as blocks_of_weights says; bias = the sum over `count` parts of
-// y_parts by the blocks behind these.
+// See conv__weight_total: the first blocks_of_weights blocks write W, the others the bias.
 template <class Tile>
 __device__ __forceinline__ void write_weights_and_bias(const typename Tile::Sum* parts,
                                                        typename Tile::E* w,

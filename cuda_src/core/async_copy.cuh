@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Copies from global to shared memory that go on while a thread computes. GPUs before 8.0 have none:
-// there they are done when they are asked for.
+// Asynchronous copies from global to shared memory (cp.async). GPUs before compute capability 8.0
+// have none: there copies are synchronous.
 #pragma once
 #include "core/vec.cuh"
 
 namespace cto::async_copy {
 
-// Begins to copy NBYTES, 4, 8 or 16, from `global` to `shared`, both multiples of NBYTES; before
-// 8.0 copies at once.
+// Begins to copy NBYTES (4, 8 or 16); both addresses are multiples of NBYTES.
 template <int NBYTES>
 __device__ __forceinline__ void copy(void* shared, const void* global) {
 #if defined(__CUDA_CPU__)
@@ -17,7 +16,7 @@ __device__ __forceinline__ void copy(void* shared, const void* global) {
     *static_cast<Words*>(shared) = *static_cast<const Words*>(global);
 #else
     const u32 to = static_cast<u32>(__cvta_generic_to_shared(shared));
-    if constexpr (NBYTES == 16)  // past the L1 cache
+    if constexpr (NBYTES == 16)  // bypasses the L1 cache
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(NBYTES)
@@ -25,8 +24,8 @@ __device__ __forceinline__ void copy(void* shared, const void* global) {
 #endif
 }
 
-// Copies NBYTES where `exists`, else writes zeros and reads nothing. 16 bytes are kept in the L1 cache only
-// where they are read AGAIN.
+// copy if `exists`, else writes zeros and reads nothing. AGAIN: 16 bytes go through the L1 cache
+// too, as they are read again; else they bypass it.
 template <int NBYTES, bool AGAIN = false>
 __device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, bool exists) {
 #if defined(__CUDA_CPU__)
@@ -48,8 +47,9 @@ __device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, 
 #endif
 }
 
-// Where streaming copies go to. ptxas encodes a copy with a cache policy wrongly where it sees that lanes
-// have the beginning of its address in common: they read it from shared memory. All threads call it.
+// The destination of copy_16. Works around a bug of ptxas: it encodes a copy with a cache policy
+// wrongly if it sees that all lanes have the same base address. So they read the address from
+// shared memory, where ptxas cannot see it. All threads of a block call it.
 #ifdef __CUDA_CPU__
 using Place = u8*;
 __device__ __forceinline__ Place place_of(void* shared) { return static_cast<u8*>(shared); }
@@ -64,7 +64,7 @@ __device__ __forceinline__ Place place_of(void* shared) {
 }
 #endif
 
-// Copies 16 bytes; STREAMING: they leave the L2 cache before all others.
+// Copies 16 bytes. STREAMING: the L2 cache evicts them first.
 template <bool STREAMING>
 __device__ __forceinline__ void copy_16(Place to, const void* global) {
 #if defined(__CUDA_CPU__)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A number, or a few, that a kernel finds in its arguments or in memory, of whatever type: neither
-// place nor type costs a compilation.
+// N numbers that are either launch arguments or elements of an array in memory, of a type known at run
+// time: the kernel is compiled once for all cases.
 #pragma once
 #include "core/types.cuh"
 
@@ -8,12 +8,13 @@ namespace cto::either {
 
 using facts::Either;  // device/arguments.py's `either` fills it
 
+// Element i of the array, whose elements are of type E.
 template <class E, int N>
 __device__ E in_array(const Either<N>& number, int i) {
     return static_cast<const E*>(number.array)[i];
 }
 
-// Unsigned 64-bit numbers by their bits.
+// Number i as an integer; a uint64 keeps its bits.
 template <int N>
 __device__ i64 as_i64(const Either<N>& number, int i = 0) {
     if (!number.array) return number.whole[i];
@@ -29,6 +30,7 @@ __device__ i64 as_i64(const Either<N>& number, int i = 0) {
     }
 }
 
+// Number i as a double.
 template <int N>
 __device__ double as_double(const Either<N>& number, int i = 0) {
     if (!number.array) return number.real[i];
@@ -48,7 +50,7 @@ __device__ double as_double(const Either<N>& number, int i = 0) {
     }
 }
 
-// Into the array, where there is one; `value` is of a 64-bit type.
+// array[i] = value, if there is an array; its elements are 64-bit integers.
 template <int N>
 __device__ void store(const Either<N>& number, int i, i64 value) {
     if (number.array) static_cast<i64*>(number.array)[i] = value;

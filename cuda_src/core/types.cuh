@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sized names of the element types, what each is computed in, and the way there and back.
+// Integer types by size; element types, their accumulators, and conversions between the two.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -25,6 +25,7 @@ constexpr bool ARE_SAME = false;
 template <class A>
 constexpr bool ARE_SAME<A, A> = true;
 
+// std::conditional; NVRTC has no standard headers.
 template <bool IS_FIRST, class First, class Second>
 struct ConditionalOf {
     using Type = First;
@@ -36,8 +37,8 @@ struct ConditionalOf<false, First, Second> {
 template <bool IS_FIRST, class First, class Second>
 using Conditional = typename ConditionalOf<IS_FIRST, First, Second>::Type;
 
-// The accumulator of each element type: what it is computed and summed in. Integers have unsigned
-// ones, whose sums wrap around as those of signed integers may not; a bool is never added up.
+// The accumulator of an element type is the type in which it is computed and summed. Those of integers
+// are unsigned: their sums wrap around, where a signed overflow is undefined. Bools are never summed.
 __device__ bool accumulator_of(bool);
 __device__ float accumulator_of(__half);
 __device__ float accumulator_of(__nv_bfloat16);
@@ -51,20 +52,19 @@ __device__ u64 accumulator_of(i64);
 template <class E>
 using Acc = decltype(accumulator_of(E{}));
 
-// An element in its accumulator, which is exact.
+// x in its accumulator; exact.
 template <class E>
 __device__ __forceinline__ Acc<E> to_acc(E x) {
     return static_cast<Acc<E>>(x);
 }
 
-// Any accumulator rounded to an element, once, to nearest even.
+// x rounded to type E, once, to nearest even.
 template <class E, class A>
 __device__ __forceinline__ E from_acc(A x) {
     return static_cast<E>(x);
 }
 
-// x * y, where subnormals stay: -ftz=true makes the compiler's own product flush these, assembly
-// does not.
+// x * y without flushing subnormals, which -ftz=true does to `*` but not to inline assembly.
 __device__ __forceinline__ float multiply_subnormal(float x, float y) {
 #ifdef __CUDA_CPU__
     return x * y;
@@ -74,8 +74,7 @@ __device__ __forceinline__ float multiply_subnormal(float x, float y) {
     return product;
 #endif
 }
-// x / y, where subnormals stay: -ftz=true makes the compiler's own quotient flush these, assembly
-// does not.
+// x / y without flushing subnormals.
 __device__ __forceinline__ float divide_subnormal(float x, float y) {
 #ifdef __CUDA_CPU__
     return x / y;
@@ -87,7 +86,7 @@ __device__ __forceinline__ float divide_subnormal(float x, float y) {
 }
 __device__ __forceinline__ double multiply_subnormal(double x, double y) { return x * y; }
 __device__ __forceinline__ double divide_subnormal(double x, double y) { return x / y; }
-// 1 / y within a unit in the last place; 0 where the reciprocal is subnormal.
+// 1 / y within 1 unit in the last place; 0 where that is subnormal.
 __device__ __forceinline__ float fast_reciprocal(float y) {
 #ifdef __CUDA_CPU__
     const float nearest = 1 / y;
@@ -98,7 +97,7 @@ __device__ __forceinline__ float fast_reciprocal(float y) {
     return reciprocal;
 #endif
 }
-// x / y within 2 units in the last place; subnormals stay.
+// x / y within 2 units in the last place, without flushing subnormals.
 __device__ __forceinline__ float fast_divide(float x, float y) {
 #ifdef __CUDA_CPU__
     return x / y;
@@ -109,7 +108,7 @@ __device__ __forceinline__ float fast_divide(float x, float y) {
 #endif
 }
 __device__ __forceinline__ double fast_divide(double x, double y) { return x / y; }
-// x as a double, exactly: a cast would, with -ftz=true, flush a subnormal to 0.
+// x as a double, exactly: with -ftz=true, a cast would flush a subnormal to 0.
 __device__ __forceinline__ double widen_subnormal(float x) {
 #ifdef __CUDA_CPU__
     return x;
@@ -120,8 +119,8 @@ __device__ __forceinline__ double widen_subnormal(float x) {
 #endif
 }
 
-// x * y in 64 bits, by one instruction: of a constant factor the compiler would make 64 bits first,
-// and multiply and add their upper half, which is 0.
+// The 64 bits of x * y, by one instruction. The compiler itself widens a constant y to 64 bits
+// first, and multiplies its upper half, 0, too.
 __device__ __forceinline__ u64 multiply_wide(u32 x, u32 y) {
 #ifdef __CUDA_CPU__
     return static_cast<u64>(x) * y;
@@ -132,6 +131,7 @@ __device__ __forceinline__ u64 multiply_wide(u32 x, u32 y) {
 #endif
 }
 
+// The bits of x as an unsigned integer.
 __device__ __forceinline__ u8 bits_of(bool x) { return x; }
 __device__ __forceinline__ u16 bits_of(__half x) { return __half_as_ushort(x); }
 __device__ __forceinline__ u16 bits_of(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }

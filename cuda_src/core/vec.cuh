@@ -9,7 +9,7 @@ namespace cto::vec {
 template <class E>
 constexpr int WIDTH = 16 / sizeof(E);
 
-// N elements moved in as few instructions of at most 16 bytes as their size allows.
+// N neighbouring elements, aligned so that they are moved by instructions of up to 16 bytes.
 template <class E, int N>
 struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Vec {
     E at[N];
@@ -17,12 +17,12 @@ struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Vec {
 
 // ---- addresses ----------------------------------------------------------------------------------
 
-// Bytes by which an address is past a multiple of 16.
+// address % 16.
 __device__ __forceinline__ u32 bytes_past_16(const void* address) {
     return static_cast<u32>(reinterpret_cast<u64>(address)) & 15u;
 }
 
-// Elements before the first that starts at a multiple of 16 bytes.
+// Elements before the first one at a multiple of 16 bytes.
 template <class E>
 __device__ __forceinline__ i64 elements_to_16(const E* array) {
     return (16u - bytes_past_16(array)) % 16u / sizeof(E);
@@ -30,7 +30,7 @@ __device__ __forceinline__ i64 elements_to_16(const E* array) {
 
 // ---- loads and stores ---------------------------------------------------------------------------
 
-// Loaded past the caches where it takes 16 bytes: for what no other thread reads.
+// *from. A load of 16 bytes is marked evict-first in the caches: for data that is read once.
 template <class V>
 __device__ __forceinline__ V load_streaming(const V* from) {
     if constexpr (sizeof(V) == 16) {
@@ -42,8 +42,8 @@ __device__ __forceinline__ V load_streaming(const V* from) {
     }
 }
 
-// Loaded so that all else leaves the L2 cache before, what is written meanwhile too: for what is read once
-// while as much is written. Only GPUs that can be told so have it otherwise than as any load.
+// *from, marked evict-last in the caches, so that stores do not displace it: for data that is read
+// while as much is written. GPUs before 8.0 have no such mark.
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
 constexpr bool HAS_PRIORITIES = true;
 __device__ __forceinline__ uint4 load_before_stores(const uint4* from) {
@@ -61,8 +61,8 @@ constexpr bool HAS_PRIORITIES = false;
 __device__ __forceinline__ uint4 load_before_stores(const uint4* from) { return *from; }
 #endif
 
-// What no thread writes while the kernel runs: such loads may be begun before stores that are asked
-// for first.
+// *from, where no thread writes it while the kernel runs: the compiler may move the load up past
+// stores.
 template <class V>
 __device__ __forceinline__ V load_constant(const V* from) {
     V loaded;
@@ -75,8 +75,8 @@ __device__ __forceinline__ V load_constant(const V* from) {
     return loaded;
 }
 
-// Stored past the caches where it takes 8 bytes or a multiple of 16: what is written is larger than
-// they are.
+// *to = value. A store of 8 or a multiple of 16 bytes is marked evict-first in the caches, as
+// outputs are larger than they are.
 template <class V>
 __device__ __forceinline__ void store_streaming(V* to, const V& value) {
     if constexpr (sizeof(V) % 16 == 0) {
@@ -90,8 +90,8 @@ __device__ __forceinline__ void store_streaming(V* to, const V& value) {
     }
 }
 
-// Near the end of an array of n, or in one that does not start at a multiple of 16 bytes: element
-// by element, zeros past the end.
+// The elements [first, first + N) of an array of n, one by one, with zeros past the end: for the end
+// of an array, and for arrays that are not aligned.
 template <class E, int N>
 __device__ __forceinline__ Vec<E, N> load_elements(const E* from, i64 first, i64 n) {
     Vec<E, N> loaded{};
@@ -100,6 +100,7 @@ __device__ __forceinline__ Vec<E, N> load_elements(const E* from, i64 first, i64
         if (first + i < n) loaded.at[i] = from[first + i];
     return loaded;
 }
+// to[first + i] = value.at[i], i < N and first + i < n, one by one.
 template <class E, int N>
 __device__ __forceinline__ void store_elements(E* to, i64 first, i64 n, const Vec<E, N>& value) {
 #pragma unroll
@@ -109,11 +110,14 @@ __device__ __forceinline__ void store_elements(E* to, i64 first, i64 n, const Ve
 
 // ---- widening ---------------------------------------------------------------------------------
 
-// True where a vector of elements of 1 or 2 bytes lies in registers as words. Taken apart, elements
-// cost registers and instructions of their own.
+// True if a vector is kept in registers as 32-bit words: elements of 1 or 2 bytes, which would else
+// take a register each.
 template <class E, int WIDTH>
 constexpr bool IN_WORDS = sizeof(E) < sizeof(u32) && sizeof(E) * WIDTH >= sizeof(u32);
 
+// A vector in registers is an array of units: elements E, or, with WORDS, words of several elements.
+//     at(units, i)   element i, in its accumulator
+//     fill(x)        a unit whose elements are all x
 template <class E, bool WORDS>
 struct Unit {
     using Held = E;
@@ -123,7 +127,7 @@ struct Unit {
 template <class E>
 struct Unit<E, true> {
     using Held = u32;
-    static constexpr int EACH = sizeof(u32) / sizeof(E);  // elements of a word
+    static constexpr int EACH = sizeof(u32) / sizeof(E);  // elements in a word
     static __device__ Held fill(E x) { return bits_of(x) * (EACH == 2 ? 0x10001u : 0x1010101u); }
     static __device__ Acc<E> at(const Held* units, int i) {
         return widened(units[i / EACH], i % EACH, E());
@@ -140,14 +144,14 @@ struct Unit<E, true> {
     static __device__ bool widened(u32 word, int i, bool) { return word & 0xFFu << 8 * i; }
 };
 
-// No load that was written before is left for later, which the compiler does to save registers.
+// Keeps the compiler from moving loads above this line below it, as it does to save registers.
 __device__ __forceinline__ void all_are_asked_for() {
 #ifndef __CUDA_CPU__
     asm volatile("" ::: "memory");
 #endif
 }
 
-// N elements of one array, which are moved together.
+// N neighbouring elements of an array, in registers.
 template <class E, int N>
 struct Elements {
     using Unit = vec::Unit<E, IN_WORDS<E, N>>;
@@ -157,7 +161,7 @@ struct Elements {
     __device__ __forceinline__ void load(const E* from) {
         held = *reinterpret_cast<const decltype(held)*>(from);
     }
-    // For elements of 16 bytes together.
+    // N elements have 16 bytes.
     __device__ __forceinline__ void load_before_stores(const E* from) {
         *reinterpret_cast<uint4*>(&held) =
             vec::load_before_stores(reinterpret_cast<const uint4*>(from));
@@ -165,7 +169,8 @@ struct Elements {
     __device__ __forceinline__ Acc<E> at(int i) const { return Unit::at(held.at, i); }
 };
 
-// The larger ones of two pairs of elements of 2 bytes, a word each: an instruction since 8.0.
+// x and y are pairs of 2-byte elements E in a word; returns {max(x[0], y[0]), max(x[1], y[1])}. One
+// instruction since compute capability 8.0.
 #if defined(__CUDA_CPU__)
 constexpr bool HAS_LARGER_PAIR = true;
 template <class E>
@@ -195,7 +200,7 @@ __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __nv_bfloat16) {
 }
 #endif
 
-// A vector of N elements, in their accumulators. CONSTANT: see load_constant.
+// to[i] = element i of the vector at `from`, in its accumulator, i < N. CONSTANT: see load_constant.
 template <class E, bool CONSTANT = false, int N>
 __device__ __forceinline__ void widen(const void* from, Acc<E> (&to)[N]) {
     using Unit = vec::Unit<E, IN_WORDS<E, N>>;
@@ -209,7 +214,7 @@ __device__ __forceinline__ void widen(const void* from, Acc<E> (&to)[N]) {
 
 // ---- rounding -----------------------------------------------------------------------------------
 
-// to[k] = from[k] rounded to E, k < 2: types of 2 bytes have an instruction for a pair.
+// to[k] = from[k] rounded to E, k < 2; one instruction for 2-byte types.
 template <class E, class A>
 __device__ __forceinline__ void round_pair(const A* from, E* to) {
     to[0] = cto::from_acc<E>(from[0]);

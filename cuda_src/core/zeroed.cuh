@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Memory that is zero before a kernel runs and that it leaves zero: tickets, counters, what is said
-// of tiles.
+// Memory that is zero when a kernel starts and when it ends: tickets, counters, flags of tiles.
 //
 // A kernel's parameter of this type takes only scratch memory that its plan declares as zeros, and
 // such memory goes to no other parameter.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Bundles of neighbouring lines, whose elements are not neighbours (see lines.cuh).
+// Bundles of WIDTH neighbouring lines with stride > 1 (see lines.cuh).
 //
-// A slot is a vector: one element of each of WIDTH neighbouring lines. Threads along x have
-// neighbouring bundles; those along y share one, and hold all of it.
+// A slot of a bundle is a vector: one element of each of its lines. Threads along x have neighbouring
+// bundles; those along y share one bundle, all of which is in their registers.
 #pragma once
 #include "algorithm/lines.cuh"
 
@@ -12,7 +12,7 @@ using lines::Line;
 using lines::Max;
 using lines::Sum;
 
-// Maxima and sums over the threads of a bundle, of each line.
+// values[i] = maximum or sum of values[i] over the threads of a bundle, in each of them; i is the line.
 template <class A, int WIDTH>
 struct BundleThreads {
     using Values = vec::Vec<A, WIDTH>;
@@ -39,7 +39,7 @@ struct BundleThreads {
     }
 };
 
-// WIDTH neighbouring lines, a slot having one element of each; number, start and edge are the first line's.
+// This thread's part of its bundle; `number` and `start` are those of the first line.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> bundle_of(i64 length, i64 stride) {
     const u32 n_tiles = static_cast<u32>((stride / WIDTH + blockDim.x - 1) / blockDim.x);

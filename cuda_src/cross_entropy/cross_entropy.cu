@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Cross-entropy losses and their gradients.  CPU provider: cupy_training_ops/families/cross_entropy/reference.py
 //
-// One kernel reads the scores and writes a loss for each row, which __total adds up, and divides by
-// the sum of the rows' weights. Where a gradient needs that sum, __divisor makes it first. All sums
-// over rows have two stages of fixed order. __short_rows, __rows and __columns as in softmax.cu;
-// __bundles for lines of few elements that are apart, with vectors of neighbouring lines.
+// One kernel reads the scores and writes a loss for each row; __total adds these up and divides by the
+// sum of the rows' weights. Where a gradient needs that sum, __divisor computes it before. Sums
+// over rows have a fixed order: first in each block, then over the blocks. __short_rows, __rows and
+// __columns as in softmax.cu; __bundles for short lines with stride > 1, by vectors of neighbouring
+// lines.
 #include "algorithm/reduce.cuh"
 #include "algorithm/row_softmax.cuh"
 #include "core/either.cuh"
@@ -37,15 +38,15 @@ using slots::T;
 using TOUT = CTO_TOUT;
 using A = Acc<T>;
 
-// Bytes that a thread holds of log-probabilities that gradients are made of: fewer where a wider bias is
-// held beside them.
+// Bytes of log_prob that a thread has in registers in gradient kernels: fewer if a bias of a wider type
+// is beside them.
 constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > NBYTES_BESIDE_WIDER
                                     ? NBYTES_BESIDE_WIDER
                                     : NBYTES;
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
 
-// Slots of each of N arrays, in so many bytes of all.
+// Slots that a thread has in registers of each of N arrays, TOTAL_NBYTES together.
 template <int TOTAL_NBYTES, int N>
 constexpr int SLOTS = TOTAL_NBYTES / (WIDTH * sizeof(T) * N);
 
@@ -59,8 +60,8 @@ using cross_entropy::labels::target_of;
 
 // ---- sums over rows -----------------------------------------------------------------------------
 
-// The sums of `own` over all threads of all blocks, in the last block; whether this is it. In double:
-// a sum may be beyond the range of its mean.
+// own[i] = sum of own[i] over all threads of the grid. Valid in one thread, for which it returns true:
+// the first of the block that finishes last. In double, as a sum may overflow where its mean does not.
 template <int N>
 __device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zeroed<u32>* ticket) {
     static_assert(N <= N_SUMS);
@@ -101,7 +102,8 @@ __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Thre
     if (log_prob) write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in);
 }
 
-// The losses of the bundle's lines fall to its first threads, at least one for each.
+// loss_line for the W lines of a bundle. Thread y < W of the bundle writes the loss of line y; there
+// are at least W threads.
 template <int W, int DEPTH>
 __device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
                                             const BundleThreads<A, W>& threads, const T* scores,
@@ -151,7 +153,7 @@ __device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
 }
 
 // gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor + bias[i], where a null
-// bias is 0 and the first term is 0 if the weight or the divisor is. dy is dy[line] or, without
+// bias is 0, and the first term is 0 if the weight or the divisor is 0. dy is dy[line] or, without
 // dy_of_rows, dy[0].
 template <int W, int DEPTH>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const T* dy,
@@ -237,8 +239,9 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     divisor[1] = all.unit;
 }
 
-// output = the sum of the rows' losses, weighted if there are labels, divided once: by n, or where that
-// is 0 by the sum of the weights.
+// output = sum of w[row] * losses[row] / (n, or sum of w where n is 0), w[row] the weight of the row's
+// label, or 1 where labels is null. All blocks add up rows; the one that finishes last adds up the
+// blocks.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
                          const __grid_constant__ Rule rule, double n, double* partials,
@@ -260,9 +263,9 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     *output = from_acc<TOUT>(by == 0 ? 0.0 : sums[0] / by);
 }
 
-// log_prob = log softmax of scores, loss = -log_prob[label], either where it is asked for; the loss
-// to losses[row] without its weight, or, where losses is null, to output[row] with it. A thread has
-// SHORT_NBYTES of a row, whose elements lie side by side.
+// log_prob = log softmax of scores; loss = -log_prob[label], unweighted to losses[row], or weighted
+// to output[row]. Arrays that are null are not written. Rows are contiguous; a thread has
+// SHORT_NBYTES of one in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     cross_entropy__loss_short_rows(const T* scores, const void* labels, const void* weights,
                                    const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
@@ -272,9 +275,9 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     loss_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule, log_prob,
               Losses{output, losses});
 }
-// log_prob = log softmax of scores, loss = -log_prob[label], either where it is asked for; the loss
-// to losses[row] without its weight, or, where losses is null, to output[row] with it. A thread has
-// NBYTES of a row at a time, whose elements lie side by side.
+// log_prob = log softmax of scores; loss = -log_prob[label], unweighted to losses[row], or weighted
+// to output[row]. Arrays that are null are not written. Rows are contiguous; a thread has NBYTES of
+// one in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__loss_rows(const T* scores, const void* labels, const void* weights,
                              const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
@@ -284,9 +287,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     loss_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule, log_prob,
               Losses{output, losses});
 }
-// log_prob = log softmax of scores, loss = -log_prob[label], either where it is asked for; the loss
-// to losses[line] without its weight, or, where losses is null, to output[line] with it. Scores are
-// (n_outer, length, stride): a line's elements are `stride` apart.
+// log_prob = log softmax of scores; loss = -log_prob[label], unweighted to losses[line], or
+// weighted to output[line]. Arrays that are null are not written. Scores are (n_outer, length,
+// stride): a line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__loss_columns(const T* scores, const void* labels, const void* weights,
                                 const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
@@ -297,9 +300,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
               Losses{output, losses});
 }
 
-// log_prob = log softmax of scores, loss = -log_prob[label], either where it is asked for; the loss
-// to losses[line] without its weight, or, where losses is null, to output[line] with it. A line's
-// elements are `stride` apart; a thread has vectors of WIDTH neighbouring lines.
+// log_prob = log softmax of scores; loss = -log_prob[label], unweighted to losses[line], or
+// weighted to output[line]. Arrays that are null are not written. A line's elements are `stride`
+// apart; a thread has vectors, elements of WIDTH neighbouring lines (bundles.cuh).
 extern "C" __global__ void __launch_bounds__(facts::BUNDLE_THREADS)
     cross_entropy__loss_bundles(const T* scores, const void* labels, const void* weights,
                                 const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
@@ -311,9 +314,8 @@ extern "C" __global__ void __launch_bounds__(facts::BUNDLE_THREADS)
 }
 
 // gradient[i] = (softmax(scores)[i] - (i == label)) * scale * weight / divisor, or 0 where the
-// weight or the divisor is; loss = -log softmax(scores)[label], to losses without its weight, or,
-// where losses is null, to output with it. A null `divisor` means n. A row's elements lie side by
-// side.
+// weight or the divisor is 0; loss = -log softmax(scores)[label], unweighted to losses, or weighted
+// to output; arrays that are null are not written. A null `divisor` means n. Rows are contiguous.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_and_gradient_rows(
     const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
     T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
@@ -331,10 +333,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
               RowThreads<A>{threads, of_warp});
 }
 // gradient[i] = (softmax(scores)[i] - (i == label)) * scale * weight / divisor, or 0 where the
-// weight or the divisor is; loss = -log softmax(scores)[label], to losses without its weight, or,
-// where losses is null, to output with it. A null `divisor` means n. Scores are (n_outer, length,
-// stride): a line's elements are `stride` apart. One block a multiprocessor is said, as without it
-// 7.0 is given 32 registers and spills.
+// weight or the divisor is 0; loss = -log softmax(scores)[label], unweighted to losses, or weighted
+// to output; arrays that are null are not written. A null `divisor` means n. Scores are (n_outer,
+// length, stride): a line's elements are `stride` apart. Without the 1 in the launch bounds the
+// compiler limits 7.0 to 32 registers, and spills.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     cross_entropy__loss_and_gradient_columns(const T* scores, const void* labels,
                                              const void* weights, const __grid_constant__ Rule rule,
@@ -355,8 +357,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 }
 
 // gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor + bias[i]; a null bias is
-// 0, a null divisor n; dy is that of the line or, without dy_of_rows, dy[0]. A row's elements lie
-// side by side.
+// 0, a null divisor n; dy is dy[line] or, without dy_of_rows, dy[0]. Rows are contiguous.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__gradient_rows(const T* dy, bool dy_of_rows, const T* log_prob,
                                  const void* labels, const void* weights,
@@ -368,8 +369,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                   gradient);
 }
 // gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor + bias[i]; a null bias is
-// 0, a null divisor n; dy is that of the line or, without dy_of_rows, dy[0]. Arrays are (n_outer,
-// length, stride): a line's elements are `stride` apart.
+// 0, a null divisor n; dy is dy[line] or, without dy_of_rows, dy[0]. Arrays are (n_outer, length,
+// stride): a line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__gradient_columns(const T* dy, bool dy_of_rows, const T* log_prob,
                                     const void* labels, const void* weights,
@@ -381,8 +382,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                   gradient);
 }
 
-// log_prob = log softmax of scores, loss = -(sum of target log_prob), either where it is asked for;
-// the loss to losses, or, where losses is null, to output. A row's elements lie side by side.
+// log_prob = log softmax of scores; loss = -(sum of target log_prob), to losses or to output.
+// Arrays that are null are not written. Rows are contiguous.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_loss_rows(const T* scores, const T* target, TOUT* log_prob, TOUT* output,
                                    Acc<T>* losses, i64 n_rows, i64 length, u32 threads) {
@@ -391,9 +392,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     dense_loss_line(line, RowThreads<A>{threads, of_warp}, scores, target, log_prob,
                     Losses{output, losses});
 }
-// log_prob = log softmax of scores, loss = -(sum of target log_prob), either where it is asked for;
-// the loss to losses, or, where losses is null, to output. Arrays are (n_outer, length, stride): a
-// line's elements are `stride` apart.
+// log_prob = log softmax of scores; loss = -(sum of target log_prob), to losses or to output.
+// Arrays that are null are not written. Arrays are (n_outer, length, stride): a line's elements are
+// `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_loss_columns(const T* scores, const T* target, TOUT* log_prob,
                                       TOUT* output, Acc<T>* losses, i64 n_outer, i64 length,
@@ -404,8 +405,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                     Losses{output, losses});
 }
 
-// gradient[i] = (exp(log_prob[i]) - target[i]) * dy / n; dy is that of the line or, without
-// dy_of_rows, dy[0]. A row's elements lie side by side.
+// gradient[i] = (exp(log_prob[i]) - target[i]) * dy / n; dy is dy[line] or, without dy_of_rows,
+// dy[0]. Rows are contiguous.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_gradient_rows(const T* dy, bool dy_of_rows, const T* log_prob,
                                        const T* target, double n, TOUT* gradient, i64 n_rows,
@@ -413,8 +414,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     const auto line = seated_row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
     dense_gradient_line(line, dy, dy_of_rows, log_prob, target, static_cast<A>(n), gradient);
 }
-// gradient[i] = (exp(log_prob[i]) - target[i]) * dy / n; dy is that of the line or, without
-// dy_of_rows, dy[0]. Arrays are (n_outer, length, stride): a line's elements are `stride` apart.
+// gradient[i] = (exp(log_prob[i]) - target[i]) * dy / n; dy is dy[line] or, without dy_of_rows,
+// dy[0]. Arrays are (n_outer, length, stride): a line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_gradient_columns(const T* dy, bool dy_of_rows, const T* log_prob,
                                           const T* target, double n, TOUT* gradient, i64 n_outer,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sums over a row whose targets are a distribution.
+// Sums over a line for targets that are a distribution, not a label.
 #pragma once
 #include "algorithm/row_softmax.cuh"
 
@@ -8,17 +8,17 @@ namespace cto::cross_entropy::distributions {
 using math::exp::logarithm;
 using row_softmax::OnlineSum;
 
-// Beside OnlineSum the sum of t (x - maximum) and of t, of targets t that are not 0.
+// loss = -(sum of t log_softmax(x)) = targets * log(of.sum) - linear, where
+//     targets = sum of t, linear = sum of t (x - maximum), over the targets t that are not 0.
 template <class A>
 struct DenseSum {
     OnlineSum<A> of;
     A linear = 0, targets = 0;
 
-    // t times a shift; no targets have no part in it, even where it is infinite.
+    // targets * shift; 0 without targets, even if shift is infinite.
     __device__ A shifted(A shift) const { return targets == 0 ? A(0) : targets * shift; }
 
-    // Adds elements (x, t): first finds the new maximum of x, then moves `linear` = sum of t (x -
-    // maximum) to it, then adds t (x - maximum) and t.
+    // Adds elements (x, t): the new maximum of x first, to which `linear` is moved, then the terms.
     template <class Each, class Renew, class Largest>
     __device__ __forceinline__ void include(const Each& each, const Renew& renew,
                                             const Largest& largest) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The divisor of losses and their gradients, also near the ends of the range.
+// Division of losses and gradients by a sum of weights, without overflow or underflow on the way.
 #pragma once
 #include "core/types.cuh"
 
 namespace cto::cross_entropy {
 
-// A sum of weights, value / unit: it may be beyond the range of A.
+// A sum of weights = value / unit; unit is 1, or 2^-64 where a float sum would overflow.
 template <class A>
 struct WeightSum {
     A value, unit;
@@ -17,7 +17,7 @@ struct WeightSum {
     }
 };
 
-// The divisor of losses: such a sum, in memory, or a number of rows.
+// The divisor of losses: a WeightSum in memory, or, where that is null, the number n.
 template <class A>
 struct Divisor {
     const A* in_memory;
@@ -29,8 +29,8 @@ struct Divisor {
     }
 };
 
-// x y / divisor. Where the product alone is near an end of the range all three are scaled, so that
-// nothing in between overflows or, being subnormal, is flushed to 0. Other results are those without.
+// x y / divisor. If x y would overflow or be subnormal, all three are scaled by a power of 2; other
+// results have the same bits as without.
 template <class A>
 __device__ __forceinline__ A product_over(A x, A y, A divisor) {
     constexpr bool WIDE = sizeof(A) == 8;

@@ -13,32 +13,34 @@ __device__ __forceinline__ A not_a_number() {
     return static_cast<A>(__int_as_float(0x7FFFFFFF));
 }
 
-// The target of a row: its class, or -1; and its weight.
+// The target of a row. label is -1 for a label that is ignored (weight 0), or outside [0, n_classes).
 template <class A>
 struct Target {
     using WeightSum = cross_entropy::WeightSum<A>;
     i64 label;
     A weight;
-    bool outside;  // out of range: loss and gradient are NaN
+    bool outside;  // the label is out of range: loss and gradient are NaN
 
-    // Without its weight.
+    // The row's loss without its weight; of_label = -log_softmax[label].
     __device__ A loss(A of_label) const {
         return outside ? not_a_number<A>() : (label < 0 ? A(0) : of_label);
     }
+    // weight * loss; 0 if the weight is, even if the loss is infinite or NaN.
     template <class B>
     __device__ B weighted(B loss) const {
         return weight == 0 ? B(0) : weight * loss;
     }
-    // True if its gradient is 0, whatever is in the row.
+    // True if the row's gradient is 0, even if its scores are infinite or NaN.
     __device__ bool skips(const WeightSum& divisor) const {
         return !outside && (weight == 0 || divisor.value == 0);
     }
-    // The factor of softmax - target, where the row is not skipped.
+    // dy weight / divisor: the gradient is (softmax - target) times this.
     __device__ A slope(A dy, const WeightSum& divisor) const {
         return outside ? not_a_number<A>() : product_over(dy, weight * divisor.unit, divisor.value);
     }
 };
 
+// weights[i], whose type is known at run time.
 template <class A>
 __device__ __forceinline__ A weight_at(const void* weights, i32 type, i64 i) {
     switch (type) {
@@ -53,7 +55,7 @@ __device__ __forceinline__ A weight_at(const void* weights, i32 type, i64 i) {
     }
 }
 
-// A label is no index before it is known to be in range.
+// The target of a row. weights[label] is read only if the label is in range.
 template <class A>
 __device__ __forceinline__ Target<A> target_of(const void* labels, const void* weights,
                                                const Rule& rule, i64 row) {
@@ -65,7 +67,8 @@ __device__ __forceinline__ Target<A> target_of(const void* labels, const void* w
     return {label, weight_at<A>(weights, rule.weight_type, rule.row_weights ? row : label), false};
 }
 
-// Where a row's loss goes: rounded to the output, or to be weighted and summed; both may be missing.
+// Where a row's loss goes: unweighted to summed[row], for a later launch to weight and add up; or,
+// where `summed` is null, weighted and rounded to output[row]. If both are null, nowhere.
 template <class TOUT, class A>
 struct Losses {
     TOUT* output;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Losses of lines of scores with labels, and the gradients of the scores in one go. A gradient may be
-// written over the scores: that of the label is read before any of its line is written.
+// Losses of lines of scores with labels, and the gradients of the scores, in one kernel. The
+// gradient may be the same array as the scores: a line's label score is read before any of the line
+// is written.
 #pragma once
 #include "algorithm/row_softmax.cuh"
 #include "cross_entropy/labels.cuh"
@@ -11,7 +12,7 @@ using math::exp::exponential;
 using math::exp::logarithm;
 using namespace row_softmax;
 
-// Rounded before anything is added to it.
+// x * y, rounded: keeps the compiler from contracting it with an addition to an fma.
 __device__ __forceinline__ float product(float x, float y) {
 #ifdef __CUDA_CPU__
     return x * y;
@@ -27,15 +28,17 @@ __device__ __forceinline__ double product(double x, double y) {
 #endif
 }
 
-// A line without its elements.
+// Numbers that all elements of a line share: gradient[i] = (softmax[i] - (i == label)) * slope.
 template <class A>
 struct OfLine {
     labels::Target<A> target;
     A score;  // of the label
     A slope;
-    bool skips;  // its gradient is 0
+    bool skips;  // the gradient of the whole line is 0
 };
 
+// loss = -w log_softmax(scores)[label], gradient[i] = (softmax(scores)[i] - (i == label)) * slope
+// of each line, slope = scale * w / divisor, w the weight of the line's label.
 template <class T, class TOUT>
 struct LossAndGradient {
     using A = Acc<T>;
@@ -48,8 +51,7 @@ struct LossAndGradient {
     A scale;
     Divisor<A> divisor;
 
-    // The line's target, the score of its label (0 without one), and the factor of softmax -
-    // target.
+    // The numbers of this thread's line; the score is 0 without a label.
     template <int W, int DEPTH>
     __device__ __forceinline__ OfLine<A> of_line(const Line<W, DEPTH>& line) const {
         labels::Target<A> target{-1, 0, false};
@@ -66,9 +68,9 @@ struct LossAndGradient {
         if (line.leads() && losses.wanted())
             losses.store(line.number, own.target, logarithm(of.sum) - (own.score - of.max));
     }
-    // `each` writes a line through a map. The gradients of a line of short elements are made as if none
-    // were the label's, which its thread then writes again; of wider ones, for which registers are
-    // scarce, each is compared.
+    // gradient[i] = (p(x[i]) - (i == label)) * slope, p = softmax; each(map) writes map(place, x[i]).
+    // For 2-byte elements comparing every i with the label is slow: p(x[i]) * slope is written for all,
+    // and then the label's element once more. Wider elements have no registers left for that.
     template <int W, int DEPTH, class Each>
     __device__ __forceinline__ void store_gradient(const Line<W, DEPTH>& line, const OfLine<A>& own,
                                                    const OnlineSum<A>& of, const Each& each) const {
@@ -92,7 +94,8 @@ struct LossAndGradient {
         }
     }
 
-    // The loss of a line, if it is wanted, and gradient[i] = (softmax[i] - (i == label)) * slope.
+    // The loss of a line, and, where the arrays are not null, gradient[i] = (softmax[i] - (i ==
+    // label)) * slope.
     template <int W, int DEPTH, class Threads>
     __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads) const {
         LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Dropout, its gradients, and both with softmax.  CPU provider: cupy_training_ops/families/dropout/reference.py
 //
-// A mask is a function of seed, offset and the place of an element: no launch, type or form of the
-// mask has a part in it.
+// A mask depends on seed, offset and the index of each element only: not on the launch, the element
+// type, or whether it is stored in bytes or bits.
+//
+// Kernels with `aligned` are element-wise (algorithm/elementwise.cuh): a block has one tile of n
+// elements, or `tiles` of them; aligned: all arrays begin at multiples of 16 bytes, and are read in
+// vectors.
 #include "core/either.cuh"
 #include "core/slots.cuh"
 #include "dropout/facts.cuh"
@@ -28,8 +32,8 @@ constexpr int COLUMN_ELEMENTS = LINE_NBYTES / 16 / N_HELD;
 constexpr int WIDTH = vec::WIDTH<T>;
 using Tile = Tiling<T, THREADS, NBYTES>;
 
-// Blocks of a multiprocessor at least: what waits for memory leaves time for what computes. Other
-// compilers would spill.
+// Least number of resident blocks in the launch bounds: while some wait for memory, others compute
+// random words. For other architectures the compiler would spill. Doubles take twice the registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 1000
 constexpr int SHARE = sizeof(T) == 8 ? 2 : 1;
 constexpr int DRAWING_BLOCKS = 10 / SHARE, BIASED_BLOCKS = 8 / SHARE;
@@ -37,6 +41,7 @@ constexpr int DRAWING_BLOCKS = 10 / SHARE, BIASED_BLOCKS = 8 / SHARE;
 constexpr int DRAWING_BLOCKS = 1, BIASED_BLOCKS = 1;
 #endif
 
+// state = {seed, offset}. keyed_draw_of: the same words, with the round keys in registers.
 __device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
     return {{static_cast<u64>(as_i64(state, 0)), static_cast<u64>(as_i64(state, 1))}, largest};
 }
@@ -65,10 +70,12 @@ struct Backward {
     }
 };
 
-// Slots of each of two arrays, in so many bytes of both. A mask's bytes are not counted.
+// Slots of 16 bytes that a thread has in registers of each of two arrays, TOTAL_NBYTES together; a
+// mask is not counted.
 template <int TOTAL_NBYTES>
 constexpr int SLOTS = TOTAL_NBYTES / 16 / N_HELD;
 
+// bias_softmax_line and gradient_line for contiguous rows; `threads` threads share a row.
 template <int TOTAL_NBYTES>
 __device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
                                                   const BiasRows& bias_rows,
@@ -92,21 +99,23 @@ __device__ __forceinline__ void gradient_rows(const T* dy, const bool* mask, con
 
 using namespace cto;
 
-// The state after a call: its offset goes on by one where something was drawn.
+// state = {seed, offset}: adds `by` to the offset, if the state is in memory. One thread.
 extern "C" __global__ void dropout__advance(const __grid_constant__ Either<2> state, i64 by) {
     either::store(state, 1, as_i64(state, 1) + by);
 }
 
-// output[i] = data[i] * scale where element i is kept, else 0; mask has a byte for each element,
-// set where it is kept. Kept: its random word of `state` is at most `largest`. Either may be null.
+// output[i] = data[i] * scale where element i is kept, else 0; mask = kept, a byte each. An element
+// is kept if its random word (philox.cuh) is at most `largest`; state = {seed, offset}. output and
+// mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, DRAWING_BLOCKS)
     dropout(const T* data, T* output, bool* mask, i64 n, bool aligned,
             const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
     map_elements<Tile>(n, aligned, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
                        out_if_wanted(output), BytesTo{mask});
 }
-// output[i] = data[i] * scale where element i is kept, else 0; mask has a bit for each element, set
-// where it is kept. Kept: its random word of `state` is at most `largest`. Either may be null.
+// output[i] = data[i] * scale where element i is kept, else 0; mask = kept, a bit each. An element
+// is kept if its random word (philox.cuh) is at most `largest`; state = {seed, offset}. output and
+// mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, DRAWING_BLOCKS)
     bitmask_dropout(const T* data, T* output, u32* mask, i64 n, bool aligned, u32 tiles,
                     const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
@@ -114,23 +123,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRAWING_BLOCKS)
                     out_if_wanted(output), BitsTo{mask});
 }
 
-// dx[i] = dy[i] * scale where the mask's byte of element i is set, or for all with keeps_all, else
-// 0.
+// dx[i] = dy[i] * scale if the mask's byte of element i is set, or if keeps_all; else 0.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     dropout_grad(const T* dy, const bool* mask, T* dx, i64 n, bool aligned, ACC scale,
                  bool keeps_all) {
     map_elements<Tile>(n, aligned, Backward{scale}, in(dy), BytesFrom{mask, keeps_all}, out(dx));
 }
-// dx[i] = dy[i] * scale where the mask's bit of element i is set, or for all with keeps_all, else
-// 0.
+// dx[i] = dy[i] * scale if the mask's bit of element i is set, or if keeps_all; else 0.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bitmask_dropout_grad(const T* dy, const u32* mask, T* dx, i64 n, bool aligned, ACC scale,
                          bool keeps_all) {
     map_elements<Tile>(n, aligned, Backward{scale}, in(dy), BitsFrom{mask, keeps_all}, out(dx));
 }
 
-// output = (data + bias) * scale where an element is kept, else 0, + residual; mask has a byte for
-// each element. bias (a row of columns.value elements), residual, output and mask may be null.
+// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a byte each. bias (a row of
+// columns.value elements), residual, output and mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
     bias_dropout(const T* data, const T* bias, const T* residual, T* output, bool* mask, i64 n,
                  bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
@@ -139,8 +146,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
                     in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
                     BytesTo{mask});
 }
-// output = (data + bias) * scale where an element is kept, else 0, + residual; mask has a bit for
-// each element. bias (a row of columns.value elements), residual, output and mask may be null.
+// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a bit each. bias (a row of
+// columns.value elements), residual, output and mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
     bitmask_bias_dropout(const T* data, const T* bias, const T* residual, T* output, u32* mask,
                          i64 n, bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
@@ -150,8 +157,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
                     BitsTo{mask});
 }
 
-// softmax_output = softmax(data + bias) of each line, dropout_output = softmax_output * scale where
-// an element is kept, else 0, and mask = kept, a byte each. A thread holds SHORT_NBYTES of a row.
+// softmax_output = softmax(data + bias) of each line, dropout_output = kept ? softmax_output *
+// scale : 0, mask = kept, a byte each. For rows and inner see BiasRows. A thread has SHORT_NBYTES
+// of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
     bias_softmax_dropout__short_rows(const T* data, const T* bias, T* dropout_output, bool* mask,
                                      T* softmax_output, const __grid_constant__ Divisor rows,
@@ -162,8 +170,9 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
         {dropout_output, mask, softmax_output, keyed_draw_of(state, largest), scale}, n_rows,
         length, threads);
 }
-// softmax_output = softmax(data + bias) of each line, dropout_output = softmax_output * scale where
-// an element is kept, else 0, and mask = kept, a byte each. A thread holds LINE_NBYTES of a row.
+// softmax_output = softmax(data + bias) of each line, dropout_output = kept ? softmax_output *
+// scale : 0, mask = kept, a byte each. For rows and inner see BiasRows. A thread has LINE_NBYTES of
+// a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
     bias_softmax_dropout__rows(const T* data, const T* bias, T* dropout_output, bool* mask,
                                T* softmax_output, const __grid_constant__ Divisor rows, bool inner,
@@ -174,8 +183,9 @@ extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
         {dropout_output, mask, softmax_output, keyed_draw_of(state, largest), scale}, n_rows,
         length, threads);
 }
-// softmax_output = softmax(data + bias) of each line, dropout_output = softmax_output * scale where
-// an element is kept, else 0, and mask = kept, a byte each. A line's elements are `stride` apart.
+// softmax_output = softmax(data + bias) of each line, dropout_output = kept ? softmax_output *
+// scale : 0, mask = kept, a byte each. For rows and inner see BiasRows. A line's elements are
+// `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     bias_softmax_dropout__columns(const T* data, const T* bias, T* dropout_output, bool* mask,
                                   T* softmax_output, const __grid_constant__ Divisor rows,
@@ -188,8 +198,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                       ColumnThreads<ACC>{of_thread}, data, bias, BiasRows{rows, inner}, length, to);
 }
 
-// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale where the mask is set, or
-// for all with keeps_all, else 0. A thread holds SHORT_NBYTES of a row.
+// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
+// keeps_all; else 0. A thread has SHORT_NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
     softmax_dropout_grad__short_rows(const T* dy, const bool* mask, const T* softmax_y, T* dx,
                                      ACC scale, bool keeps_all, i64 n_rows, i64 length,
@@ -197,16 +207,16 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
     gradient_rows<SHORT_NBYTES>(dy, mask, softmax_y, dx, {scale, keeps_all}, n_rows, length,
                                 threads);
 }
-// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale where the mask is set, or
-// for all with keeps_all, else 0. A thread holds LINE_NBYTES of a row.
+// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
+// keeps_all; else 0. A thread has LINE_NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
     softmax_dropout_grad__rows(const T* dy, const bool* mask, const T* softmax_y, T* dx, ACC scale,
                                bool keeps_all, i64 n_rows, i64 length, u32 threads) {
     gradient_rows<LINE_NBYTES>(dy, mask, softmax_y, dx, {scale, keeps_all}, n_rows, length,
                                threads);
 }
-// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale where the mask is set, or
-// for all with keeps_all, else 0. A line's elements are `stride` apart.
+// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
+// keeps_all; else 0. A line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_dropout_grad__columns(const T* dy, const bool* mask, const T* softmax_y, T* dx,
                                   ACC scale, bool keeps_all, i64 n_outer, i64 length, i64 stride) {

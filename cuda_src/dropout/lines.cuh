@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Dropout over the lines of algorithm/row_softmax.cuh, with the softmax that it follows.
+// Softmax and then dropout along the lines of algorithm/row_softmax.cuh, and the gradient of both.
 #pragma once
 #include "algorithm/row_softmax.cuh"
 #include "core/fast_division.cuh"
@@ -18,10 +18,11 @@ using row_softmax::LineWriter;
 using row_softmax::OnlineSum;
 using row_softmax::Place;
 
-// A row of the bias for each row of the data: `repeats` of them share one, or follow one another.
+// The row of the bias that is added to a row of the data: row / rows if `inner` (`rows` neighbours
+// share one), else row % rows (the bias has `rows` rows).
 struct BiasRows {
-    fast_division::Divisor rows;  // that share a row, or that there are
-    bool inner;                   // neighbours share a row
+    fast_division::Divisor rows;
+    bool inner;
 
     __device__ i64 of(i64 row) const {
         const fast_division::Cell cell = fast_division::cell_at(row < 0 ? 0 : row, rows);
@@ -29,8 +30,9 @@ struct BiasRows {
     }
 };
 
-// Sums of the elements of two arrays, to be read as a Reader is: each is made once, and takes no more
-// room than two elements of a short type.
+// x + bias, with the interface of lines::Reader. Each sum is computed once, when its elements are
+// loaded, and kept instead of them: a float takes no more registers than the two elements, of 2
+// bytes or more.
 template <class T, int W, int DEPTH>
 struct SumReader {
     using A = Acc<T>;
@@ -65,7 +67,8 @@ struct SumReader {
     __device__ void renew(u32) const {}
 };
 
-// Results of a line: the softmax, the mask, and kept elements scaled; each may be missing.
+// Writes p, the softmax of a line, to `softmax`; mask = kept; dropped = kept ? p * scale : 0. Any
+// of the arrays may be null.
 template <class T>
 struct DropoutWriter {
     using Value = Acc<T>;
@@ -89,7 +92,7 @@ struct DropoutWriter {
     }
 
   private:
-    // Neighbours, from this element of the array on.
+    // Elements [first, first + N) of each array.
     template <int N>
     __device__ __forceinline__ void store_at(i64 first, const Value (&p)[N]) const {
         Neighbours<N> drawn{};
@@ -111,12 +114,14 @@ struct DropoutWriter {
     }
 };
 
+// Softmax of data + bias along one line, then dropout, to `to`.
 template <class T, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void bias_softmax_line(const Line<W, DEPTH>& line,
                                                   const Threads& threads, const T* data,
                                                   const T* bias, const BiasRows& bias_rows,
                                                   i64 length, const DropoutWriter<T>& to) {
     using A = Acc<T>;
+    // element line.start + i of `own` is that of the bias for element i of the line
     const T* const own = bias + (bias_rows.of(line.number) * length - line.start);
     SumReader<T, W, DEPTH> in(line, data, own);
     OnlineSum<A> of;
@@ -127,12 +132,13 @@ __device__ __forceinline__ void bias_softmax_line(const Line<W, DEPTH>& line,
     row_softmax::write(line, batch, map, to, in);
 }
 
-// The gradient of the softmax at what the mask lets through.
+// gradient() = g, the gradient of the softmax's output y: dy * scale where the element is kept, else 0.
+// include() is the op of lines::read: sum of g * y.
 template <class A>
 struct Through {
     A scale;
     bool keeps_all;
-    A sum = 0;  // of gradients times softmax
+    A sum = 0;
 
     __device__ __forceinline__ A gradient(A dy, bool kept) const {
         return scaled_or_0(dy, kept || keeps_all, scale);
@@ -143,6 +149,7 @@ struct Through {
     }
 };
 
+// dx = y * (g - sum of g * y) along one line, g as in Through.
 template <class T, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const Threads& threads,
                                               const T* dy, const bool* mask, const T* y, T* dx,

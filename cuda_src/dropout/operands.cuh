@@ -1,7 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Operands of algorithm/elementwise.cuh: which elements random words keep, and masks of bits.
+// Operands of algorithm/elementwise.cuh for dropout: the random choice of elements, and masks.
 //
-// Bit i % 32 of word i / 32 stands for element i, so byte i / 8 has eight neighbours.
+// A mask has a byte (a bool) for each element, or a bit: bit i % 32 of word i / 32, which is bit i % 8
+// of byte i / 8.
+//
+// An operand has the thread's elements of a tile in registers, and these functions:
+//     seek(first)         the tile begins at element `first` of the array
+//     load(u, offset)     loads vector u, which is at `offset` in the tile
+//     at(u, i)            element i of vector u, an argument of the map
+//     store(u, offset)    stores vector u
+//     load_apart, store_apart    the same for a tile that is not aligned, or not full: the thread's
+//                                elements are S::threads apart
 #pragma once
 #include "algorithm/elementwise.cuh"
 #include "dropout/philox.cuh"
@@ -13,7 +22,7 @@ using philox::Words;
 
 constexpr u32 ALL = 0xFFFFFFFFu;
 
-// Which elements are kept: those whose word is at most `largest`; where that is all, none is drawn.
+// An element is kept if its random word is at most `largest`. If all are kept, no words are drawn.
 template <class Sequence>
 struct DrawOf {
     Sequence sequence;
@@ -28,14 +37,14 @@ struct DrawOf {
 using Draw = DrawOf<philox::RandomSequence>;
 using KeyedDraw = DrawOf<philox::KeyedSequence>;
 
-// Marks of elements that are kept, in words that are 0 at first.
+// A reference to one bit of a mask; assigning true sets the bit, which is 0 before.
 struct Mark {
     u32& word;
     u32 bit;
     __device__ __forceinline__ void operator=(bool kept) const { word |= kept ? bit : 0; }
 };
 
-// Bytes of N elements, which are 0 at first, in words.
+// The type of the words that N bytes of a mask are moved in: decltype(word_of(Bytes<N>())).
 template <int N>
 struct Bytes {};
 __device__ u8 word_of(Bytes<1>);
@@ -43,9 +52,10 @@ __device__ u16 word_of(Bytes<2>);
 __device__ u32 word_of(Bytes<4>);
 __device__ u32 word_of(Bytes<8>);
 
+// N bytes of a mask, four in a register; 0 at first. mark(i) = kept sets byte i.
 template <int N>
 struct Marks {
-    using Word = decltype(word_of(Bytes<N>()));  // the widest in so many bytes
+    using Word = decltype(word_of(Bytes<N>()));  // the widest type in N bytes, up to 4
     static constexpr int WORDS = N / sizeof(Word);
     u32 words[WORDS];
 
@@ -59,22 +69,22 @@ struct Marks {
     }
 };
 
-// One word that is drawn, and what it is compared with.
+// The random word of one element, and the bound that it is compared with.
 struct Choice {
     u32 word, largest;
     __device__ bool kept() const { return word <= largest; }
 };
 
-// Dropped elements are 0 whatever they were; inf * 0 is NaN.
+// kept ? x * scale : 0. Not a product with 0: inf * 0 is NaN.
 __device__ __forceinline__ float scaled_or_0(float x, bool kept, float scale) {
-    const float scaled = multiply_subnormal(x, scale);  // for all: a branch would be in its way
+    const float scaled = multiply_subnormal(x, scale);  // for all elements, so no branch is needed
     return kept ? scaled : 0.0f;
 }
 __device__ __forceinline__ double scaled_or_0(double x, bool kept, double scale) {
     return kept ? x * scale : 0.0;
 }
 
-// Returns scaled_or_0 of x and sets `mark`, by one comparison: kept where drawn.word <= drawn.largest.
+// mark = kept, returns scaled_or_0(x, kept, scale); kept = drawn.word <= drawn.largest, compared once.
 __device__ __forceinline__ double marked(double x, Choice drawn, double scale, const Mark& mark) {
     mark = drawn.kept();
     return scaled_or_0(x, drawn.kept(), scale);
@@ -96,12 +106,12 @@ __device__ __forceinline__ float marked(float x, Choice drawn, float scale, cons
 #endif
 }
 
-// N neighbours from `first`, a multiple of N, on: their words, of whole blocks or a part of one.
+// The random words of elements [first, first + N), first a multiple of N.
 template <int N>
 struct Neighbours {
     u32 words[N];
 
-    // The block's number without the `high` bits, which neighbours share.
+    // (low, high) is the number of the first element's block; all N elements have the same `high`.
     template <class Sequence>
     __device__ __forceinline__ void draw(const Sequence& sequence, u32 low, u32 high, u32 first) {
         if constexpr (N == 1) {
@@ -130,8 +140,8 @@ struct Neighbours {
 
 // ---- operands of an element-wise map ------------------------------------------------------------
 
-// Whether each element is kept. A tile's blocks share the upper half of their numbers, and so what
-// the first two rounds make of it.
+// Operand that gives each element its Choice. All blocks of random words of a tile have the same
+// upper half of their number, so the compiler computes its part of the first two rounds once.
 template <class S>
 struct Kept {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
@@ -143,7 +153,7 @@ struct Kept {
     Neighbours<width> held[VECTORS];
 
     __device__ void seek(i64 start) { first = start; }
-    // All of them, when everything else is on its way: what vectors share is then computed once.
+    // Draws for all vectors with the last one, when the loads of other operands are under way.
     __device__ void load(int u, u32 offset) {
         if (u + 1 < VECTORS) return;
 #pragma unroll
@@ -157,8 +167,8 @@ struct Kept {
                          static_cast<u32>(number >> 32), at);
         }
     }
-    // words[i] = the random word of element first + offset + i * S::threads, as a tile without vectors has
-    // them.
+    // words[i] = the random word of element first + offset + i * S::threads: in a tile without vectors,
+    // a thread's elements are S::threads apart.
     __device__ void load_apart(u32 offset, u32) {
 #pragma unroll
         for (int i = 0; i < width; ++i)
@@ -171,9 +181,9 @@ struct Kept {
     __device__ void store_apart(u32, u32) const {}
 };
 
-// One byte for each element. A vector's are held as words: as bools they cost three times as many
-// instructions. `filled` is ALL where every element is kept, whatever the mask says, else 0. A Word has
-// the bytes of EACH elements.
+// Operand that reads a mask of bytes. Registers hold words of EACH bytes, as bools would cost three
+// times as many instructions. `filled` = ALL keeps every element, whatever the mask has; else it is
+// 0.
 template <class S>
 struct ByteReader {
     static constexpr int width = S::width, read_nbytes = 1, written_nbytes = 0;
@@ -189,8 +199,8 @@ struct ByteReader {
 #pragma unroll
         for (int w = 0; w < width / EACH; ++w) held[u].at[w] |= static_cast<Word>(filled);
     }
-    // Byte i of held[0] = from[offset + i * S::threads] | filled, or 0 from element n on: the thread's
-    // elements of a tile without vectors lie S::threads apart.
+    // Byte i of held[0] = from[offset + i * S::threads] | filled, or 0 from element n on: in a tile
+    // without vectors, a thread's elements are S::threads apart.
     __device__ void load_apart(u32 offset, u32 n) {
         held[0] = {};
 #pragma unroll
@@ -208,7 +218,8 @@ struct ByteReader {
     __device__ void store_apart(u32, u32) const {}
 };
 
-// One bit for each element, of whole tiles a byte at a time.
+// Operand that reads a mask of bits. A vector has at most 8 elements, so its bits lie in one byte.
+// `filled` as in ByteReader.
 template <class S>
 struct BitReader {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
@@ -218,8 +229,8 @@ struct BitReader {
 
     __device__ void seek(i64 first) { from += first / 8; }
     __device__ void load(int u, u32 offset) { held[u] = from[offset / 8] >> offset % 8 | filled; }
-    // Bit i of held[0] = the mask's bit of element offset + i * S::threads, or `filled`'s: the thread's
-    // elements of a tile without vectors lie S::threads apart.
+    // Bit i of held[0] = bit of element offset + i * S::threads in the mask, or 1 if filled: in a
+    // tile without vectors, a thread's elements are S::threads apart.
     __device__ void load_apart(u32 offset, u32 n) {
         held[0] = filled;
 #pragma unroll
@@ -234,6 +245,7 @@ struct BitReader {
     __device__ void store_apart(u32, u32) const {}
 };
 
+// Operand that writes a mask of bytes, or nothing where `to` is null.
 template <class S>
 struct ByteWriter {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 1;
@@ -262,10 +274,12 @@ struct ByteWriter {
     }
 };
 
+// Operand that writes a mask of bits, or nothing where `to` is null. LANES neighbouring lanes have the
+// bits of one byte, which they combine by shuffles.
 template <class S>
 struct BitWriter {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
-    static constexpr int LANES = 8 / width;  // that share a byte
+    static constexpr int LANES = 8 / width;
     static_assert(S::threads % WARP == 0);
     u8* to;
     u32 held[S::each / width];
@@ -285,8 +299,8 @@ struct BitWriter {
         for (int step = 1; step < LANES; step *= 2) bits |= __shfl_xor_sync(ALL_LANES, bits, step);
         if (threadIdx.x % LANES == 0) to[offset / 8] = static_cast<u8>(bits);
     }
-    // The lanes of a warp have 32 neighbours, so the ballot of mark i is one word of the mask, which lane 0
-    // stores; the word of element n - 1 ends in zeros. All lanes of the warp must call this.
+    // For each i, the lanes of a warp have 32 neighbouring elements: one word of the mask, which is
+    // their ballot. Bits of elements from n on are 0. All lanes of the warp must call this.
     __device__ void store_apart(u32 offset, u32 n) const {
         if (!to) return;
 #pragma unroll
@@ -299,6 +313,7 @@ struct BitWriter {
     }
 };
 
+// Arguments of map_elements: held<S>() makes the operand above, for a tiling S.
 struct KeptBy {
     Draw rule;
     template <class S>

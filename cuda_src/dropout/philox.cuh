@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Philox 4x32-10, a generator without memory: a counter and a key give four random words.
-// families/dropout/philox.py is the same in NumPy. Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as
-// 1, 2, 3 (2011).
+// Philox 4x32-10, a counter-based generator: a counter and a key (the seed) give four random words.
+// families/dropout/philox.py is the same in NumPy. Salmon, Moraes, Dror, Shaw: Parallel random numbers:
+// as easy as 1, 2, 3 (2011).
 #pragma once
 #include "core/types.cuh"
 #include "dropout/facts.cuh"
@@ -14,7 +14,7 @@ struct Words {
     u32 at[N_WORDS];
 };
 
-// The keys of rounds, made of a seed where they are used: registers for other things.
+// The round keys, computed from the seed at each use, which saves registers.
 struct Seed {
     u64 value;
     __device__ u32 low(u32 round) const { return static_cast<u32>(value) + round * KEY_STEP_0; }
@@ -23,7 +23,7 @@ struct Seed {
     }
 };
 
-// The keys of all rounds in registers, for many blocks of random words.
+// The round keys, computed once and kept in registers: for threads that draw many times.
 struct Keys {
     u32 of_low[ROUNDS], of_high[ROUNDS];
 
@@ -38,6 +38,7 @@ struct Keys {
     __device__ u32 high(u32 round) const { return of_high[round]; }
 };
 
+// The four random words of a counter.
 template <class Key>
 __device__ __forceinline__ Words words_of(Words counter, const Key& key) {
     u32(&c)[N_WORDS] = counter.at;
@@ -53,7 +54,8 @@ __device__ __forceinline__ Words words_of(Words counter, const Key& key) {
     return counter;
 }
 
-// The random words of an array's elements, of a seed and an offset: word i % 4 of block i / 4.
+// A random word for each element i of an array: word i % 4 of counter {i / 4, offset}. The four
+// words of a counter are a block; it is numbered i / 4, in two halves `low` and `high`.
 template <class Key>
 struct SequenceOf {
     Key key;
@@ -63,7 +65,7 @@ struct SequenceOf {
         const Words counter{low, high, static_cast<u32>(offset), static_cast<u32>(offset >> 32)};
         return words_of(counter, key);
     }
-    // The word of the element that stands in this block, by its number or its place in the block.
+    // Word element % 4 of a block.
     __device__ __forceinline__ u32 word_of(u32 low, u32 high, u32 element) const {
         const Words words = block(low, high);
         const u32 i = element % N_WORDS;

@@ -26,8 +26,8 @@ struct DivGradient {
     Acc<T> da, db;
 };
 
-// Division as T needs it: 2 units of float are nothing in 2-byte types. Those of half are normal in
-// float; a subnormal divisor of the others must not become zero.
+// x / y, as exact as T needs: for 2-byte T an error of 2 units of float is lost in rounding. A
+// subnormal half is a normal float; other subnormal divisors must not be flushed to zero.
 __device__ __forceinline__ float divided(float x, float y, float) { return divide_subnormal(x, y); }
 __device__ __forceinline__ float divided(float x, float y, __half) { return __fdividef(x, y); }
 __device__ __forceinline__ float divided(float x, float y, __nv_bfloat16) {
@@ -35,14 +35,14 @@ __device__ __forceinline__ float divided(float x, float y, __nv_bfloat16) {
 }
 __device__ __forceinline__ double divided(double x, double y, double) { return x / y; }
 
+// da = dy / b, db = -(dy / b) * (a / b).
 template <class T>
 __device__ __forceinline__ DivGradient<T> div_gradient(Acc<T> dy, Acc<T> a, Acc<T> b) {
     const Acc<T> da = divided(dy, b, T{});
     return {da, -da * divided(a, b, T{})};
 }
 
-// A divisor of many numbers: the same bits as `divided`, of which what follows from the divisor
-// is made once.
+// divides(x) = divided(x, b), bit for bit, for many x and one b: 1 / b is computed once.
 template <class T>
 struct Denominator {
     Acc<T> value;
@@ -55,7 +55,7 @@ struct Denominator<__half> {
     __device__ __forceinline__ void set(float b) { reciprocal = fast_reciprocal(b); }
     __device__ __forceinline__ float divides(float x) const { return x * reciprocal; }
 };
-// A number whose reciprocal would leave the range of normal ones, and what it divides, are scaled first.
+// x / b = (x scale) * (1 / (b scale)): `scale` brings 1 / b into the range of normal numbers.
 template <>
 struct Denominator<__nv_bfloat16> {
     float scale, reciprocal;
@@ -69,7 +69,8 @@ struct Denominator<__nv_bfloat16> {
     }
 };
 
-// An element that is repeated, as its gradients need it.
+// gradient() of many elements of the whole operand with one element of the repeated one, which is
+// B (IS_B) or A.
 template <class T, bool IS_B>
 struct Repeated {
     Denominator<T> b;
@@ -88,16 +89,16 @@ struct Repeated<T, false> {
     }
 };
 
-// ---- one operand is the whole, the other is repeated --------------------------------------------
+// ---- one operand is whole (has the shape of dY), the other is repeated --------------------------
 
-// B_IS_REPEATED: the other operand is B, else A.
+// B_IS_REPEATED: whole = A, repeated = B; else the other way round.
 template <class T, bool B_IS_REPEATED>
 struct Operands {
     const T *dy, *whole, *repeated;
     T* d_whole;
 };
 
-// N elements of dY and the whole.
+// N elements of dY and of the whole operand.
 template <class T, int N>
 struct Terms {
     Elements<T, N> dy, whole;
@@ -109,7 +110,7 @@ struct Terms {
     }
 };
 
-// The whole's gradient is written, the other's is added to `sums`.
+// d_whole[at + i] = gradient of whole[at + i], sums[i] += gradient of repeated[i], i < N.
 template <class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate(const Operands<T, B_IS_REPEATED>& arrays,
                                               const Terms<T, N>& terms, i64 at,
@@ -126,7 +127,7 @@ __device__ __forceinline__ void differentiate(const Operands<T, B_IS_REPEATED>& 
         *reinterpret_cast<Vec<T, N>*>(arrays.d_whole + at) = vec::from_acc<T>(d_whole);
 }
 
-// All terms from `first` to before `end`, `step` apart; DEPTH are loaded before one is stored.
+// differentiate at first, first + step, ... below `end`; DEPTH loads come before the first store.
 template <int DEPTH, class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate_all(const Operands<T, B_IS_REPEATED>& arrays,
                                                   i64 first, i64 end, i64 step,
@@ -144,7 +145,7 @@ __device__ __forceinline__ void differentiate_all(const Operands<T, B_IS_REPEATE
     }
 }
 
-// differentiate_all for many terms: two are loaded together in the loop, which needs no condition in it.
+// differentiate_all for many terms: each round of the loop loads two, without a branch.
 template <class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate_many(const Operands<T, B_IS_REPEATED>& arrays,
                                                    i64 first, i64 end, i64 step,
@@ -164,7 +165,8 @@ __device__ __forceinline__ void differentiate_many(const Operands<T, B_IS_REPEAT
     differentiate(arrays, one, at, repeated, sums);
 }
 
-// One row is repeated: a thread has N columns of every blockDim.y-th row of a span.
+// partials[blockIdx.y * blockDim.y + threadIdx.y][column] = sum over the thread's rows of the gradient
+// of repeated[column]. A thread has N columns of every blockDim.y-th row of a span.
 template <int N, class T, bool B_IS_REPEATED>
 __device__ __forceinline__ void sum_columns(const Operands<T, B_IS_REPEATED>& arrays,
                                             Acc<T>* partials, i64 rows, i64 columns,
@@ -189,13 +191,14 @@ __device__ __forceinline__ void sum_columns(const Operands<T, B_IS_REPEATED>& ar
     for (int i = 0; i < N; ++i) partials[partial * columns + column + i] = sums[i];
 }
 
-// Vectors of each array that a thread has in flight of a run; of divisors, each of which is another, and
-// of longer elements fewer.
+// Vectors of each array that a thread loads before it stores. Where each element divides by another
+// B, and for elements above 2 bytes, there are registers for fewer.
 template <class T, bool B_IS_REPEATED>
 constexpr int DEPTH = B_IS_REPEATED && sizeof(T) == 2 ? 4 : 2;
 
-// A group of `lanes` threads adds up one span of the terms of one kept element. Group `number` of the
-// grid has span number / n_kept of element number % n_kept.
+// The gradient of each of n_kept elements is a sum, divided into n_spans spans. A group of `lanes`
+// threads adds up one span of one element; group `number` of the grid has
+// span = number / n_kept, kept = number % n_kept.
 template <int THREADS>
 struct Task {
     i64 number, kept, span;
@@ -210,7 +213,7 @@ struct Task {
         exists = span < n_spans;
     }
 
-    // To the partial sums, or to the output itself where there is one span and so no partials.
+    // partials[span][kept] = sum, or with one span, where partials is null, out[kept] = sum.
     template <class T>
     __device__ void emit(Acc<T> sum, Acc<T>* partials, T* out) const {
         if (!exists || lane != 0) return;
@@ -221,6 +224,8 @@ struct Task {
     }
 };
 
+// dY and the whole operand are [outer, kept, inner], `repeated` is [kept]. A task's span is
+// outer_each rows by inner_each columns of [outer, inner]; its lanes take vectors of N in turn.
 template <int N, int THREADS, class T, bool B_IS_REPEATED>
 __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEATED>& arrays,
                                                     Acc<T>* partials, T* d_repeated,
@@ -257,11 +262,11 @@ __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEA
 
 // ---- any broadcasting ---------------------------------------------------------------------------
 
-// Where a cell of the broadcast array is in each operand.
+// Offsets of one element of the broadcast shape in dY, A and B.
 struct Offsets {
     i64 dy, a, b;
 
-    // Adds dimensions `first` to `end` - 1, of which `index` counts the cells.
+    // Adds the offsets of position `index` in row-major order over dimensions [first, end).
     __device__ void add(const Broadcast& dimensions, i64 index, i32 first, i32 end) {
         for (i32 d = end - 1; d >= first; --d) {
             const fast_division::Cell cell = fast_division::cell_at(index, dimensions.extent[d]);
@@ -273,8 +278,8 @@ struct Offsets {
     }
 };
 
-// The sum of task.kept's terms task.span * span + lane, + lanes, ..., before the next span; of dA's terms
-// (of_a) or dB's.
+// The sum of one lane: terms i = task.span * span + task.lane, then every `lanes`-th to the end of the
+// span, of the gradient of element task.kept of A (of_a) or B.
 template <class T, int THREADS>
 __device__ __forceinline__ Acc<T> sum_span(const T* dy, const T* a, const T* b,
                                            const Broadcast& dimensions, const Task<THREADS>& task,
@@ -298,7 +303,7 @@ __device__ __forceinline__ Acc<T> sum_span(const T* dy, const T* a, const T* b,
 
 constexpr int FINISH_DEPTH = 4;  // rows of partial sums that a thread loads together
 
-// Adds up rows of partial sums; thread (x, y) has every blockDim.y-th row of column x.
+// out[column] = sum of partials[row][column]; thread (x, y) has every blockDim.y-th row of column x.
 template <class T>
 __device__ __forceinline__ void add_rows(const Acc<T>* partials, T* out, i64 rows, i64 columns,
                                          Vec<Acc<T>, 1> (&of_thread)[facts::MAX_THREADS]) {

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Scaling, division, quantisation, finiteness.  CPU provider: cupy_training_ops/families/elementwise/reference.py
+//
+// Kernels with `aligned` are element-wise (algorithm/elementwise.cuh): a block has one tile of n
+// elements; aligned: all arrays begin at multiples of 16 bytes, and are read and written in
+// vectors.
 #include "algorithm/elementwise.cuh"
 #include "core/slots.cuh"
 #include "elementwise/div_grad.cuh"
@@ -16,7 +20,7 @@ using slots::T;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int WIDTH = vec::WIDTH<T>;
-constexpr int READ = sizeof(T) == 8 ? 4 : 8;  // elements of a vector where the other is of bools
+constexpr int READ = sizeof(T) == 8 ? 4 : 8;  // elements of a vector beside a vector of bools
 using Tile = Tiling<T, THREADS, NBYTES>;
 
 __device__ __forceinline__ float rounded(float x) { return rintf(x); }
@@ -124,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // ---- DivGrad: equal shapes; one operand repeats a row, or one dimension; any shapes -------------
-// (Told that 4 blocks are enough, the compiler takes the registers it needs and spills none.)
+// (With launch bounds of 4 blocks the compiler uses enough registers not to spill.)
 
 // da = dy / b, db = -(dy / b) * (a / b), element by element; da or db may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -132,9 +136,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map_elements<Tile>(n, aligned, DivGrad{}, in(dy), in(a), in(b), out_if_wanted(da),
                        out_if_wanted(db));
 }
-// d_whole = the whole operand's gradient; partials[blockIdx.y * blockDim.y + threadIdx.y][column] =
-// sums of the other's over the thread's rows. The other repeats one row of `columns`. vecs: rows
-// are whole vectors at multiples of 16 bytes.
+// `whole` has the shape (rows, columns) of dy, `repeated` is one row, broadcast to all rows.
+// d_whole = gradient of `whole`; partials[blockIdx.y * blockDim.y + threadIdx.y][column] = sum, over
+// this thread's rows, of the gradient of `repeated`. vecs: rows are whole vectors of 16 bytes, aligned.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     div_grad__columns(const T* __restrict__ dy, const T* __restrict__ whole,
                       const T* __restrict__ repeated, T* __restrict__ d_whole, ACC* partials,
@@ -156,6 +160,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 #else
 #define RUN_BOUNDS THREADS, 6
 #endif
+// dy and `whole` are [outer, kept, inner]; repeated[k] is broadcast over outer and inner.
+// d_whole = gradient of `whole`; sum[k] = sum over outer and inner of the gradient of repeated[k].
+// `sizes.lanes` threads add up one span of one k: to d_repeated[k] if n_spans is 1, else to
+// partials[span][k]. vecs: `inner` is a multiple of a vector's elements, and arrays are aligned.
 extern "C" __global__ void __launch_bounds__(RUN_BOUNDS)
     div_grad__runs(const T* __restrict__ dy, const T* __restrict__ whole,
                    const T* __restrict__ repeated, T* __restrict__ d_whole, T* d_repeated,
@@ -173,9 +181,9 @@ extern "C" __global__ void __launch_bounds__(RUN_BOUNDS)
     else
         sum_outer_and_inner<1, THREADS>(a_repeated, partials, d_repeated, sizes);
 }
-// out[i] = sum of dA's terms (of_a; else dB's) at (i, j) over j < summed, for i < kept: i counts along
-// the dimensions that the operand has, j along those in which it is repeated. `lanes` threads add up
-// one span of j. Where there are several spans, partials[number of the span][i] takes their sums.
+// out[i] = sum over j < summed of g(i, j), i < kept; g = dy / b if of_a, else -(dy / b) * (a / b).
+// i counts along the dimensions that the operand has, j along those in which it is broadcast.
+// `lanes` threads add up one span of j: to out[i] if n_spans is 1, else to partials[span][i].
 extern "C" __global__ void __launch_bounds__(THREADS)
     div_grad__general(const T* dy, const T* a, const T* b, T* out, ACC* partials,
                       const __grid_constant__ Broadcast dimensions, i64 kept, i64 summed, i64 span,

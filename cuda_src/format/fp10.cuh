@@ -14,6 +14,7 @@ constexpr int BITS = 10;
 constexpr u32 INFINITY_CODE = 0x1F0;
 constexpr u32 NAN_CODE = 0x1F8;
 
+// x in FP10, rounded to nearest even; overflow gives infinity, a NaN keeps its sign.
 __device__ __forceinline__ u32 to_fp10(float x) {
     const u32 magnitude = bits_of(x) & 0x7FFFFFFFu;
     const u32 code = min(narrow_float::rounded<15, 4>(magnitude), INFINITY_CODE);
@@ -29,13 +30,14 @@ __device__ __forceinline__ u32 to_fp10(__nv_bfloat16 x) {
     return to_fp10(__uint_as_float(static_cast<u32>(bits_of(x)) << 16));  // a NaN keeps its sign
 }
 
-// Two halves in a word to a code each: its sign and upper nine bits, rounded. None of them is NaN, so that
-// no carry goes beyond a half.
+// codes[i] = half i of the word in FP10, i < 2: its upper ten bits, rounded to nearest even.
+// Neither is NaN, so no carry leaves a half.
 __device__ __forceinline__ void two_numbers_to_fp10(u32 halves, u32* codes) {
     const u32 rounded = halves + 0x001F001Fu + (halves >> 6 & 0x00010001u);
     codes[0] = rounded >> 6 & 0x3FFu;
     codes[1] = rounded >> 22;
 }
+// two_numbers_to_fp10, with NaN.
 __device__ __forceinline__ void two_to_fp10(u32 halves, u32* codes) {
     const u32 nan = ((halves & 0x7FFF7FFFu) + 0x03FF03FFu) >> 15 & 0x00010001u;
     two_numbers_to_fp10(halves & ~(nan * 0x7FFFu), codes);
@@ -43,12 +45,13 @@ __device__ __forceinline__ void two_to_fp10(u32 halves, u32* codes) {
     codes[1] |= (nan >> 16) * NAN_CODE;
 }
 
+// codes[i] = x[i] in FP10, i < N.
 template <class E, int N>
 __device__ __forceinline__ void to_codes(const E* x, u32 (&codes)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
 }
-// Unusual numbers are looked for once in all N, and coded anew.
+// First all N as if none were NaN; only if one is, all again by the slower two_to_fp10.
 template <int N>
 __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
     constexpr u32 TO_NAN = 0x8000 - 0x7C01;
@@ -64,7 +67,8 @@ __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
     for (int i = 0; i < N; i += 2) two_to_fp10(twos[i / 2], codes + i);
 }
 
-// Decodes to halves, which hold a bfloat16 of 2^-17 and more exactly, or as infinity where its code is that.
+// By way of half, in which a bfloat16 from 2^-17 on is exact, or infinite if its code is. Only if
+// one of the N is NaN, or smaller but not 0, all again by the slower to_fp10.
 template <int N>
 __device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]) {
     constexpr u32 TO_LEAST = 0x8000 - 0x3700, TO_NONZERO = 0x7FFF, TO_NAN = 0x8000 - 0x7F81;
@@ -83,7 +87,7 @@ __device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]
     for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
 }
 
-// Words of elements, three in each.
+// words[k] = the codes of x[3 k], x[3 k + 1] and x[3 k + 2], the first in the lowest bits.
 template <int WORDS, class E>
 __device__ __forceinline__ void encode(const E* x, u32* words) {
     u32 codes[FP10_IN_WORD * WORDS];
@@ -93,13 +97,14 @@ __device__ __forceinline__ void encode(const E* x, u32* words) {
         words[k] = codes[3 * k] | codes[3 * k + 1] << BITS | codes[3 * k + 2] << 2 * BITS;
 }
 
+// The number of a code, rounded to E.
 template <class E>
 __device__ __forceinline__ E decode(u32 code) {
     return nan::converted<E>(__ushort_as_half(static_cast<u16>(code << 6)));
 }
 
-// The three codes of a word: numbers, then what is NaN. Only of float the sparse decoder has registers
-// for that.
+// y[i] = number of code i of the word, i < 3. For float, first all as if none were NaN, then the
+// NaNs; for other types the sparse decoder has too few registers for that.
 template <class E>
 __device__ __forceinline__ void decode_word(u32 word, E* y) {
     constexpr u32 EACH = 1u << 2 * BITS | 1u << BITS | 1u;
@@ -121,11 +126,11 @@ __device__ __forceinline__ void decode_word(u32 word, E* y) {
             y[i] = nan::of_sign<E>(word << (22 - i * BITS) & 0x80000000u);
 }
 
-// Share number `share` of the elements of these words, one of three: N of them.
+// y[j] = number of code share * N + j of the words, j < N: a third of their codes.
 template <int N, int WORDS, class E>
 __device__ __forceinline__ void decode_share(const u32* words, int share, E* y) {
     static_assert(3 * N == FP10_IN_WORD * WORDS, "three shares are all elements");
-    constexpr int AT_ONCE = N < 4 ? N : 4;  // that two words have, wherever they begin
+    constexpr int AT_ONCE = N < 4 ? N : 4;  // four codes in a row lie in two words at most
 #pragma unroll
     for (int first = 0; first < N; first += AT_ONCE) {
         u32 low = 0, high = 0, skipped = 0;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // MSFP15: boxes of 8 elements share one 8-bit exponent E; value = (-1)^sign * M * 2^(E - 132).
 //
-// Byte j of a box: bit 7 = bit j of E, bit 6 = sign, bits 5..0 = M. Four bytes are worked on at a
-// time in one 32-bit word, and M is found by floating-point arithmetic that is exact; boxes so
-// small that subnormals come near half a quantum are encoded by bits.
+// Byte j of a box: bit 7 = bit j of E, bit 6 = sign, bits 5..0 = M. The quantum of a box is the
+// step of M, 2^(E - 132). Four bytes are computed at a time in one 32-bit word, M by exact
+// floating-point arithmetic. Boxes with E < SMALLEST_EXACT_EXPONENT are encoded by integers: their
+// quanta are so small that subnormal floats, which arithmetic flushes to 0, would matter.
 #pragma once
 #include "core/vec.cuh"
 #include "format/nan.cuh"
@@ -12,8 +13,8 @@ namespace cto::format::msfp15 {
 
 constexpr u32 SMALLEST_EXACT_EXPONENT = 8;
 
-// A float that rounds as x does: only the upper seven bits count, so a double is truncated, and
-// becomes infinity or zero beyond float's range.
+// A float with the same code as x. Codes depend on the upper seven bits of a fraction only, so a
+// double is truncated; beyond float's range it becomes infinity or zero.
 __device__ __forceinline__ float truncated(float x) { return x; }
 __device__ __forceinline__ float truncated(__half x) { return to_acc(x); }
 __device__ __forceinline__ float truncated(__nv_bfloat16 x) { return to_acc(x); }
@@ -28,7 +29,7 @@ __device__ __forceinline__ float truncated(double x) {
     return __uint_as_float(sign | static_cast<u32>(exponent) << 23 | fraction);
 }
 
-// `truncated` where signs are kept: what is not zero stays so, below float's normal numbers too.
+// truncated(x), but a number other than 0 does not become 0, not even below float's normal numbers.
 __device__ __forceinline__ float truncated_to_nonzero(__nv_bfloat16 x) {
     return __uint_as_float(static_cast<u32>(bits_of(x)) << 16);
 }
@@ -40,6 +41,7 @@ __device__ __forceinline__ float truncated_to_nonzero(double x) {
     const u32 sign = static_cast<u32>(bits >> 32) & 0x80000000u;
     return __uint_as_float(sign | fraction >> min(1 - exponent, 31) | 1u);
 }
+// KEEP_SIGN: elements other than 0 get M >= 1, so that their signs survive.
 template <bool KEEP_SIGN, class E>
 __device__ __forceinline__ float truncated(E x) {
     if constexpr (KEEP_SIGN && (ARE_SAME<E, double> || ARE_SAME<E, __nv_bfloat16>))
@@ -48,7 +50,7 @@ __device__ __forceinline__ float truncated(E x) {
         return truncated(x);
 }
 
-// Bit j of a nibble to bit 7 of byte j, and back.
+// spread_nibble moves bit j of a nibble to bit 7 of byte j, j < 4; gather_nibble moves it back.
 __device__ __forceinline__ u32 spread_nibble(u32 nibble) {
     return (nibble * 0x00204081u & 0x01010101u) << 7;
 }
@@ -56,7 +58,7 @@ __device__ __forceinline__ u32 gather_nibble(u32 bytes) {
     return (bytes & 0x80808080u) * 0x00204081u >> 28;
 }
 
-// Twice a size in quanta, truncated, plus one, in the low byte: at 2^22 a float's unit is one half.
+// Low byte = floor(2 * quanta) + 1: quanta + 2^22 + 1/2 is truncated to multiples of 1/2.
 __device__ __forceinline__ u32 doubled_magnitude(float quanta) {
     return __float_as_uint(__fadd_rz(quanta, 4194304.5f)) & 0xFFu;
 }
@@ -67,16 +69,16 @@ __device__ __forceinline__ u32 halved(u32 doubled) {
     return magnitudes - (magnitudes >> 6 & 0x01010101u);
 }
 
-// |x| / quantum; KEEP_SIGN: what is not zero is one half at least, which is rounded to M = 1. The
-// test is of bits: arithmetic takes subnormals for zeros.
+// |x| / quantum, scale = 1 / quantum. KEEP_SIGN: at least 1/2, which rounds to M = 1, if x is not
+// 0; tested by bits, because arithmetic takes subnormals for 0.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ float in_quanta(float x, float scale) {
     const float quanta = fabsf(x) * scale;
     return KEEP_SIGN ? fmaxf(quanta, (bits_of(x) & 0x7FFFFFFFu) != 0 ? 0.5f : 0.0f) : quanta;
 }
 
-// Sign and M of four elements, rounded half up in magnitude, at most 63. Zeros have no sign, nor have
-// subnormals where signs are not kept.
+// Byte j = sign << 6 | M of x[j], j < 4; M = |x| * scale rounded half up, at most 63. Zeros have no
+// sign, and without KEEP_SIGN subnormals have none.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ u32 encode_four(const float* x, float scale) {
     u32 doubled = 0, signs = 0;
@@ -88,15 +90,15 @@ __device__ __forceinline__ u32 encode_four(const float* x, float scale) {
     return signs | halved(doubled);
 }
 
-// Sign and M of a number that is subnormal in float; what is not 0 has M >= 1.
+// sign << 6 | M of a float that is subnormal, of these bits; M >= 1 unless it is 0.
 __device__ __forceinline__ u32 encode_subnormal(u32 bits, u32 shared_exponent) {
     const u32 fraction = bits & 0x7FFFFFu;
     const u32 magnitude = min((fraction >> 16 >> shared_exponent) + 1, 127u) >> 1;
     return fraction == 0 ? 0 : (bits >> 25 & 0x40u) | max(magnitude, 1u);
 }
 
-// encode_four by integers, for boxes in which floating-point arithmetic would meet subnormals; without
-// KEEP_SIGN those are zeros.
+// encode_four by integers, for boxes with E < SMALLEST_EXACT_EXPONENT. Without
+// KEEP_SIGN subnormals are 0.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_exponent) {
     u32 codes = 0;
@@ -116,8 +118,8 @@ __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_expo
     return codes;
 }
 
-// Byte j of a box, its sign and M, with bit j of E in bit 7. E = 255 is a box that is not finite:
-// then bit 7 alone (keep_nonfinite), or zeros.
+// The box of eight codes sign << 6 | M: puts bit j of E in bit 7 of byte j. E = 255: an element is
+// infinity or NaN; then the box is 0x80 in each byte (keep_nonfinite), else 0.
 __device__ __forceinline__ uint2 with_exponent(uint2 codes, u32 shared_exponent,
                                                bool keep_nonfinite) {
     const u32 lost = keep_nonfinite ? 0x80808080u : 0;
@@ -126,15 +128,16 @@ __device__ __forceinline__ uint2 with_exponent(uint2 codes, u32 shared_exponent,
                       codes.y | spread_nibble(shared_exponent >> 4));
 }
 
-// ---- signs that are kept ------------------------------------------------------------------------
+// ---- KEEP_SIGN, fast ----------------------------------------------------------------------------
 
-// Eight elements: their sizes, and for each a byte whose highest bit is its sign, and one whose
-// highest bit says that it is not 0. HAS_SMALL: sizes may be near float's subnormals.
+// Eight elements: size[j] = |x[j]|; bit 7 of byte j of `negative` is its sign, of `nonzero` is set
+// if it is not 0. HAS_SMALL: E < SMALLEST_EXACT_EXPONENT may occur.
 template <bool HAS_SMALL>
 struct Box {
     float size[8];
     uint2 negative, nonzero;
 
+    // The bits of the largest size.
     __device__ __forceinline__ u32 largest() const {
         u32 found = 0;
 #pragma unroll
@@ -143,23 +146,24 @@ struct Box {
     }
 };
 
-// Byte BYTE of each of four words.
+// Byte j = byte BYTE of words[j], j < 4.
 template <int BYTE>
 __device__ __forceinline__ u32 gather_bytes(const u32* words) {
     constexpr u32 PAIR = BYTE | (BYTE + 4) << 4;
     return __byte_perm(__byte_perm(words[0], words[1], PAIR), __byte_perm(words[2], words[3], PAIR),
                        0x5410);
 }
-// The upper byte of each half of two words.
+// Byte j = upper byte of 16-bit value j of the two words, j < 4.
 __device__ __forceinline__ u32 gather_upper(const u32* pairs) {
     return __byte_perm(pairs[0], pairs[1], 0x7531);
 }
 
-// float16's sizes become floats that are far from subnormal.
+// A float16 other than 0 is far above float's subnormals.
 template <class E>
 using BoxOf = Box<!ARE_SAME<E, __half>>;
 
-// there[i]: adding all ones below the sign carries into it exactly where a size is not 0.
+// The Box of eight 2-byte elements in four words. there[i]: size + 0x7FFF carries into the sign bit
+// exactly if the size is not 0.
 template <class E>
 __device__ __forceinline__ BoxOf<E> box_of_pairs(const u32* pairs) {
     u32 sizes[4], there[4];
@@ -188,8 +192,7 @@ __device__ __forceinline__ Box<true> box_of_floats(const float (&x)[8]) {
     box.nonzero = make_uint2(gather_bytes<3>(there), gather_bytes<3>(there + 4));
     return box;
 }
-// The Box of eight elements that are in registers: two to a word where they have two bytes, else as
-// floats, of which one that is not 0 stays so.
+// The Box of x[0..7]: elements of 2 bytes two a word, others by way of float.
 template <class E>
 __device__ __forceinline__ BoxOf<E> box_of(const E* x) {
     if constexpr (sizeof(E) == 2) {
@@ -202,8 +205,8 @@ __device__ __forceinline__ BoxOf<E> box_of(const E* x) {
     }
 }
 
-// Byte j = min(63, floor(size[j] * scale + 1/2)): a sum with 2^22 + 1/2, whose unit is 1/2, leaves
-// 2 size scale + 1 in its low byte.
+// Byte j = min(63, floor(size[j] * scale + 1/2)), j < 4. size * scale + 2^22 + 1/2, truncated to
+// multiples of 1/2, has floor(2 * size * scale) + 1 in its low byte.
 __device__ __forceinline__ u32 round_four(const float* size, float scale) {
     u32 doubled[4];
 #pragma unroll
@@ -211,8 +214,8 @@ __device__ __forceinline__ u32 round_four(const float* size, float scale) {
     return halved(gather_bytes<0>(doubled));
 }
 
-// Byte j = sign << 6 | M of four elements; M is `magnitudes`, but 1 where it is 0 and the element
-// is not. Bits 7 of `negative` and `nonzero` say so of each element.
+// Byte j = sign << 6 | M, j < 4: M = byte j of `magnitudes`, but 1 if that is 0 and the element is
+// not. negative, nonzero: as in Box.
 __device__ __forceinline__ u32 with_signs(u32 magnitudes, u32 negative, u32 nonzero) {
     const u32 rounded_to_0 = ~(magnitudes + 0x7F7F7F7Fu);
     return magnitudes | (rounded_to_0 & nonzero & 0x80808080u) >> 7 |
@@ -221,7 +224,7 @@ __device__ __forceinline__ u32 with_signs(u32 magnitudes, u32 negative, u32 nonz
 
 // The eight bytes of a box: byte j = bit j of E << 7 | sign << 6 | M, M = |x| / 2^(E - 132) rounded
 // half up, from 1 (but 0 of 0) to 63; shared_exponent = E. scale = 2^(132 - E), whose biased
-// exponent is 259 - E. A box of zeros, whose largest - 1 wraps around, is 0 by any scale.
+// exponent is 259 - E. For a box of zeros `largest - 1` wraps around; any scale gives 0 then.
 template <bool HAS_SMALL>
 __device__ __forceinline__ uint2 encode_box(const Box<HAS_SMALL>& box, bool keep_nonfinite,
                                             u32& shared_exponent) {
@@ -243,7 +246,7 @@ __device__ __forceinline__ uint2 encode_box(const Box<HAS_SMALL>& box, bool keep
 // ---- boxes --------------------------------------------------------------------------------------
 
 // The eight bytes of a box: byte j = bit j of E << 7 | sign << 6 | M, M = |x| / 2^(E - 132) rounded
-// half up, at most 63. In fewer registers and more instructions than encode_box of a Box takes.
+// half up, at most 63. Fewer registers but more instructions than encode_box of a Box.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ uint2 encode_box(const float (&x)[8], bool keep_nonfinite) {
     u32 largest = 0;
@@ -261,6 +264,7 @@ __device__ __forceinline__ uint2 encode_box(const float (&x)[8], bool keep_nonfi
     return with_exponent(codes, shared_exponent, keep_nonfinite);
 }
 
+// The eight bytes of the box of x[0..7], by the faster way for these parameters.
 template <bool KEEP_SIGN, class E>
 __device__ __forceinline__ uint2 encode_elements(const E* x, bool keep_nonfinite) {
     if constexpr (KEEP_SIGN) {
@@ -285,19 +289,21 @@ __device__ __forceinline__ float quantum_of(u32 shared_exponent) {
                                                : (shared_exponent - 5) << 23);
 }
 
-// Four codes to 64 + M or 64 - M by sign, a byte each, so that a zero M loses its sign.
+// Byte j = 64 + M, or 64 - M if the sign bit is set, of code j, j < 4. So -0 decodes to 0.
 __device__ __forceinline__ u32 offset_magnitudes(u32 codes) {
     const u32 magnitudes = codes & 0x3F3F3F3Fu;
     const u32 negative = (codes >> 6 & 0x01010101u) * 0xFFu;
     return ((0x40404040u + magnitudes) & ~negative) | ((0x40404040u - magnitudes) & negative);
 }
 
-// Byte j of `offset` behind the leading bits of 2^23 is 2^23 + 64 + the signed M, exactly.
+// (byte j of `offset` - 64) * quantum: the byte as low bits of the float 2^23 gives
+// 2^23 + 64 + M, exactly.
 __device__ __forceinline__ float decode_element(u32 offset, int j, float quantum) {
     const u32 bits = __byte_perm(offset, 0x4B000000u, 0x7540 | j);
     return multiply_subnormal(__uint_as_float(bits) - 8388672.0f, quantum);
 }
 
+// x rounded to Y; a double of a subnormal float is exact.
 template <class Y>
 __device__ __forceinline__ Y from_decoded(float x) {
     return from_acc<Y>(x);
@@ -307,7 +313,7 @@ __device__ __forceinline__ double from_decoded<double>(float x) {
     return widen_subnormal(x);
 }
 
-// The first N elements of four codes.
+// y[j] = the number of code j, j < N <= 4.
 template <int N, class Y>
 __device__ __forceinline__ void decode_four(u32 codes, float quantum, Y* y) {
     const u32 offset = offset_magnitudes(codes);
@@ -315,7 +321,7 @@ __device__ __forceinline__ void decode_four(u32 codes, float quantum, Y* y) {
     for (int j = 0; j < N; ++j) y[j] = from_decoded<Y>(decode_element(offset, j, quantum));
 }
 
-// Share number `share` of a box, N elements; NaN where the box kept a value that is not finite.
+// y[j] = element share * N + j of the box, j < N; NaN if keep_nonfinite and E = 255.
 template <int N, class Y>
 __device__ __forceinline__ void decode_share(uint2 codes, int share, bool keep_nonfinite, Y* y) {
     const u32 shared_exponent = shared_exponent_of(codes);

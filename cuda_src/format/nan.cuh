@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// NaN in codecs: its sign is kept and nothing else, and a type has one NaN of each sign, whose
-// fraction is its highest bit alone. By bits: conversions of a GPU give NaN of other bits.
+// NaN in codecs: only its sign survives. Decoded NaNs have just the highest fraction bit set. Made
+// from bits, because conversions on GPUs give NaNs with other bits.
 #pragma once
 #include "core/types.cuh"
 
@@ -14,7 +14,7 @@ __device__ __forceinline__ bool is_nan(double x) {
     return (bits_of(x) & 0x7FFFFFFFFFFFFFFFull) > 0x7FF0000000000000ull;
 }
 
-// The sign in the highest bit of a word.
+// The sign bit of x as the highest bit of a word.
 __device__ __forceinline__ u32 sign_of(bool) { return 0; }
 template <class E>
 __device__ __forceinline__ u32 sign_of(E x) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ u32 sign_of(E x) {
         return static_cast<u32>(bits_of(x)) << (32 - 8 * sizeof(E)) & 0x80000000u;
 }
 
-// The NaN of a type with this sign.
+// The NaN of type E with the sign in the highest bit of `sign`; 0 for types without NaN.
 template <class E>
 __device__ __forceinline__ E of_sign(u32 sign) {
     if constexpr (ARE_SAME<E, double>)
@@ -36,10 +36,10 @@ __device__ __forceinline__ E of_sign(u32 sign) {
     else if constexpr (ARE_SAME<E, __half>)
         return __ushort_as_half(static_cast<u16>(sign >> 16 | 0x7E00u));
     else
-        return E();  // of types that have none
+        return E();
 }
 
-// Rounded to another type.
+// x rounded to type Y; a NaN keeps its sign.
 template <class Y, class X>
 __device__ __forceinline__ Y converted(X x) {
     if (is_nan(x)) return of_sign<Y>(sign_of(x));

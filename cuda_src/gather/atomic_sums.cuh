@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sums by atomic additions: sums is dX, or a float32 array of its shape where T is narrower.
+// Sums by atomic additions. `sums` is dX, or a float32 array of its shape if T is narrower.
 #pragma once
 #include "gather/segmented_sum.cuh"
 #include "gather/targets.cuh"
@@ -9,6 +9,8 @@ namespace cto::atomic_sums {
 using namespace targets;
 using segmented_sum::BatchItem;
 
+// sums[batch][target(k)] += dy[batch][k] for each slice k, none if target(k) is NOWHERE. A thread
+// adds ATOMIC_ITEMS elements, blockDim.x columns apart.
 template <class Target, class T>
 __device__ __forceinline__ void add_slices(Target target, const T* __restrict__ dy, Acc<T>* sums,
                                            Items items, Sizes sizes) {
@@ -26,7 +28,7 @@ __device__ __forceinline__ void add_slices(Target target, const T* __restrict__ 
     }
 }
 
-// One thread's additions: all loads, then all atomics.
+// One thread's additions: its loads are issued before its atomics.
 template <class A>
 struct Additions {
     i64 target[ATOMIC_ITEMS];
@@ -39,8 +41,7 @@ struct Additions {
     }
 };
 
-// sums[target of element k] += dy[k], k < n, by atomic additions; nothing where the index is out of
-// range.
+// sums[element(k)] += dy[k], k < n; nothing if element(k) is NOWHERE.
 template <class Element, class T>
 __device__ __forceinline__ void add_elements(const Element& element, const T* __restrict__ dy,
                                              Acc<T>* sums, i64 n) {
@@ -55,9 +56,8 @@ __device__ __forceinline__ void add_elements(const Element& element, const T* __
     additions.apply(sums);
 }
 
-// Strip after strip of STRIP_COLUMNS columns, each over all rows: the cache lines of dX that a
-// strip is added to stay in the L2 cache, whereas with row after row each addition would go to
-// memory.
+// add_elements in strips of STRIP_COLUMNS columns over all rows: the lines of `sums` that one strip
+// touches stay in the L2 cache; row after row, each addition would go to memory.
 template <class Element, class T>
 __device__ __forceinline__ void add_elements_by_strips(const Element& element,
                                                        const T* __restrict__ dy, Acc<T>* sums,

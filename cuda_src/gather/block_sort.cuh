@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT
-// The sort of radix_sort.cuh by one block and in one launch, of as many entries as shared memory holds
-// twice. The same order, and so the same bits of all that is summed by it.
+// SPDX-License-Identifier: MIT The sort of radix_sort.cuh by one block in one launch, for so few
+// entries that shared memory has room for two copies. The order is the same, so
+// sums have the same bits.
 #pragma once
 #include "gather/radix_sort.cuh"
 
@@ -14,12 +14,13 @@ using Entry = radix_sort::Entry<u32>;
 
 constexpr int WARPS = ALONE_THREADS / WARP;
 
-// Shared memory, before what Entries has there.
+// Counts of digits, at the start of dynamic shared memory.
 struct Digits {
-    u16 seen[WARPS][RADIX];  // of each warp; then of the warps before it
-    u32 first[RADIX];        // where a digit's entries begin
-    u32 of_warp[WARPS];
+    u16 seen[WARPS][RADIX];  // seen[w][d]: entries of warp w with digit d; then of warps before w
+    u32 first[RADIX];        // place of the first entry with each digit
+    u32 of_warp[WARPS];      // scratch of sum_before
 
+    // Turns seen[w][digit] into the sum over the warps before w; returns the sum over all.
     __device__ __forceinline__ u32 count_earlier_warps(u32 digit) {
         u32 sum = 0;
 #pragma unroll 8
@@ -30,7 +31,7 @@ struct Digits {
         }
         return sum;
     }
-    // Where the entries of each digit begin; in `seen`, how many of it are those of earlier warps.
+    // Sets `first`, and `seen` to the counts of earlier warps. Thread d computes those of digit d.
     __device__ __forceinline__ void place(const Pass& pass) {
         __syncthreads();
         const bool has_digit = threadIdx.x < radix(pass);
@@ -54,12 +55,12 @@ __device__ __forceinline__ u32 peers_of(u32 digit, bool valid) {
     return peers;
 }
 
-// The n entries. A thread has `rows` of them, WARP apart, among its warp's own: few instructions, each
-// of which is fetched for one launch, and many warps to wait with.
+// The n entries in shared memory: a warp has 32 * rows neighbouring ones, a thread `rows` of them,
+// WARP apart. A pass moves them from `from` to `to`.
 struct Entries {
     Entry* from;
     Entry* to;
-    u16* ranks;  // among those of the warp with the same digit
+    u16* ranks;  // of an entry: earlier entries of its warp with the same digit
     u32 rows, n;
 
     __device__ __forceinline__ u32 first() const {
@@ -67,8 +68,8 @@ struct Entries {
     }
     __device__ __forceinline__ u32 last() const { return min(first() + WARP * rows, n); }
 
-    // from[i] = entry_of(i) for the thread's entries: TOGETHER of them are asked for before the
-    // first is put down, as entry_of reads memory that is far.
+    // from[i] = entry_of(i) for the thread's entries, TOGETHER loads in flight: entry_of reads
+    // global memory.
     template <class EntryOf>
     __device__ __forceinline__ void load(const EntryOf& entry_of) const {
         constexpr u32 TOGETHER = 4;
@@ -81,7 +82,7 @@ struct Entries {
                 if (i + WARP * d < last()) from[i + WARP * d] = loaded[d];
         }
     }
-    // Leaves in `seen` how many entries of the warp have each digit.
+    // Sets `ranks`, and seen[d] to the number of the warp's entries with digit d.
     __device__ __forceinline__ void count(u16* seen, const Pass& pass) const {
         const u32 lane = threadIdx.x % WARP, end = first() + WARP * rows;
         for (u32 digit = lane; digit < radix(pass); digit += WARP) seen[digit] = 0;
@@ -99,6 +100,7 @@ struct Entries {
             __syncwarp();
         }
     }
+    // Moves each entry to first of its digit + those of earlier warps + its rank.
     __device__ __forceinline__ void move(const Digits& digits, const Pass& pass) const {
         const u16* const earlier = digits.seen[threadIdx.x / WARP];
 #pragma unroll 1
@@ -111,7 +113,8 @@ struct Entries {
     }
 };
 
-// entry_of(k) is entry k of all. `shared`: dynamic shared memory.
+// sorted = entry_of(0 .. n - 1) sorted by key, stably, all.width bits a pass. `shared`: dynamic
+// shared memory.
 template <class EntryOf>
 __device__ __forceinline__ void sort(const EntryOf& entry_of, Entry* __restrict__ sorted,
                                      const AllDigits& all, u8* shared) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sums of the entries that columns.cuh moves to buckets: a warp adds those of one in shared memory.
+// Sums of the entries that columns.cuh moves to buckets: a warp adds a bucket's in shared memory.
 #pragma once
 #include "gather/columns.cuh"
 
@@ -8,7 +8,7 @@ namespace cto::column_sums {
 using namespace columns;
 
 constexpr int SUM_BATCH = 8;                  // loads of a thread in flight together
-constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // vectors of neighbouring columns: other banks
+constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // a row's sums of SUM_COLUMNS columns: other banks
 
 // The sums of one bucket.
 template <class A>
@@ -16,7 +16,8 @@ struct Sums {
     A at[PADDED_ROWS];
 };
 
-// Stands for a sum that a lane has taken: a signalling NaN, which no addition gives.
+// In place of a sum that a lane is adding to: a signalling NaN with the lane's number. No addition
+// gives a signalling NaN.
 constexpr u32 TAKEN = 0x7F800000u | WARP;
 __device__ __forceinline__ float taken_by(u32 lane) { return __uint_as_float(TAKEN | lane); }
 __device__ __forceinline__ bool is_taken(float sum) {
@@ -24,7 +25,8 @@ __device__ __forceinline__ bool is_taken(float sum) {
 }
 __device__ __forceinline__ u32 taker_of(float sum) { return __float_as_uint(sum) & (WARP - 1u); }
 
-// The value of the first of some lanes becomes the sum of theirs, in their order.
+// For the first of the lanes in the mask `lanes`: value = sum of the values of
+// these lanes, in order.
 template <class A>
 __device__ __forceinline__ void sum_of_lanes(u32 lanes, A& value) {
     const bool is_first = (lanes & ((1u << lane()) - 1u)) == 0;
@@ -38,18 +40,22 @@ __device__ __forceinline__ void sum_of_lanes(u32 lanes, A& value) {
     value = sum;
 }
 
+// sums += the n entries of a bucket, 32 at a time, in a fixed order where several have one row.
 template <class T>
 struct BucketSums {
     Sums<Acc<T>>& sums;
     const EntryOf<T>* from;
     u32 n;
 
+    // entries[j] = from[first + j * WARP + lane()].
     __device__ __forceinline__ void load(EntryOf<T> (&entries)[SUM_BATCH], u32 first) const {
 #pragma unroll
         for (int j = 0; j < SUM_BATCH; ++j)
             if (first + j * WARP + lane() < n) entries[j] = from[first + j * WARP + lane()];
     }
-    // Gives one of the lanes with one row its sum and all their addends; true for that lane. Of two it is the one that came second: their sum is the same both ways. Three are rare.
+    // Several lanes have one row: one of them, for which it returns true, gets the row's sum and
+    // the sum of their values. Of two lanes it is the one that came second, a + b being b + a.
+    // Three or more, which is rare, are summed in the order of lanes.
     __device__ __forceinline__ bool shares(u32 row, bool valid, float& sum, float& value) const {
         __syncwarp();
         const bool late = is_taken(sum);
@@ -68,7 +74,8 @@ struct BucketSums {
         if (late) value += other;
         return is_last;
     }
-    // Each lane takes its row's sum before it puts another there.
+    // sums[row of the entry] += its value. A lane swaps the sum for its mark (taken_by); a lane
+    // that finds a mark shares its row with another.
     __device__ __forceinline__ void add(const EntryOf<T>& entry, bool valid) const {
         const u32 row = entry.target() % BUCKET_ROWS;
         float value = value_of(entry.bits(), T()), sum = 0;
@@ -78,7 +85,7 @@ struct BucketSums {
         if (valid) sums.at[row] = sum + value;
         __syncwarp();
     }
-    // The next entries are on their way while these are added.
+    // Adds all n entries; the next ones are loaded meanwhile.
     __device__ __forceinline__ void add_all() const {
         EntryOf<T> next[SUM_BATCH]{}, entries[SUM_BATCH];
         load(next, 0);
@@ -96,7 +103,8 @@ struct BucketSums {
     }
 };
 
-// A vector of neighbouring columns of each row, or as many elements.
+// dx[first_row + row][first_column + c] = sums[c].at[row], rounded, by vectors
+// of columns if aligned.
 template <class T>
 __device__ __forceinline__ void store_rows(const Sums<Acc<T>>* sums, T* __restrict__ dx,
                                            i64 first_row, i64 first_column, i64 n_rows, i64 width) {
@@ -118,6 +126,7 @@ __device__ __forceinline__ void store_rows(const Sums<Acc<T>>* sums, T* __restri
     }
 }
 
+// A block has one bucket of SUM_COLUMNS columns, a warp each; see gather__sum_buckets.
 template <class T>
 __device__ __forceinline__ void sum_buckets(const EntryOf<T>* __restrict__ entries,
                                             const u32* __restrict__ counts, T* __restrict__ dx,

@@ -1,13 +1,14 @@
-// SPDX-License-Identifier: MIT
-// Elements that each stay in their column: only the rows that they go to are sorted.
+// SPDX-License-Identifier: MIT GatherElements' gradient along an axis before the last: an element
+// of dY is added to its own column of dX, so only rows have to be sorted.
 //
-// A bucket is BUCKET_ROWS rows of dX in one column. The first launch counts how many elements of a
-// column go to each bucket, the second moves them there, in the order of dY, and in the third a warp
-// adds those of a bucket (column_sums.cuh). In the first two a block has COLUMNS columns, of which
-// `spans` blocks share the rows; there lane b of the warp that has a column looks after bucket b.
+// A bucket is BUCKET_ROWS rows of dX in one column. Three launches: (1) count how many elements of
+// a column go to each bucket, (2) move them there in the order of dY, (3) a warp adds those of a
+// bucket (column_sums.cuh). In (1) and (2) a block has COLUMNS columns, a warp each, and one of
+// `spans` spans of rows; lane b of a warp has the counts of bucket b.
 //
-// Entries of +0 complete those of a tile of dY and a bucket to whole runs, which are written as
-// vectors: pieces of sectors would cost as much again. An index out of range is such an entry, too.
+// The entries that a tile of dY gives to a bucket are filled up with entries of +0 to a multiple of
+// RUN, so that whole vectors are written; writing parts of 32-byte sectors would cost twice as
+// much. An index out of range becomes an entry of +0, too.
 #pragma once
 #include "algorithm/scan.cuh"
 #include "core/vec.cuh"
@@ -20,8 +21,8 @@ using vec::Vec;
 
 constexpr int BLOCK = COLUMNS * WARP;    // threads of the first two launches
 constexpr int ITEMS = TILE_ROWS / WARP;  // elements of a tile that a thread has
-constexpr int RANK_BITS = TILE_ROWS <= 256 ? 8 : 16, RANKS = 32 / RANK_BITS;  // in a register
-// Loads of a thread that moves entries, as many as there are registers for.
+constexpr int RANK_BITS = TILE_ROWS <= 256 ? 8 : 16, RANKS = 32 / RANK_BITS;  // ranks in a register
+// Loads in flight of a thread that moves entries, as many as registers allow.
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ >= 1200)
 constexpr int LOADS = 1;
 #else
@@ -32,7 +33,8 @@ static_assert(BUCKETS == WARP);
 __device__ __forceinline__ u32 lane() { return threadIdx.x % WARP; }
 __device__ __forceinline__ u32 warp() { return threadIdx.x / WARP; }
 
-// An element of dY and the row of dX that it is added to.
+// An element of dY of NBYTES, as bits, and the row of dX that it is added to; in one word if NBYTES
+// is 2 (rows then have 16 bits).
 template <int NBYTES>
 struct Entry;
 template <>
@@ -67,10 +69,10 @@ __device__ __forceinline__ float value_of(u32 bits, __nv_bfloat16) {
     return to_acc(__ushort_as_bfloat16(static_cast<u16>(bits)));
 }
 
-// The part of dY that a block has.
+// The part of dY that a block has: COLUMNS columns from `column` on, rows [first, end).
 struct Part {
-    i64 column;            // the block's first
-    u32 first, end, span;  // its rows
+    i64 column;
+    u32 first, end, span;
 
     __device__ explicit Part(const ColumnSort& sort) {
         const u32 strip = blockIdx.x / sort.spans;
@@ -81,11 +83,12 @@ struct Part {
     }
 };
 
+// The place of counts[column][span][lane()].
 __device__ __forceinline__ i64 count_at(i64 column, u32 span, const ColumnSort& sort) {
     return (column * sort.spans + span) * BUCKETS + lane();
 }
 
-// The rows of dX for indices of one row of dY, less what the index adds.
+// The row of dX that an element of row `row` of dY is added to, for index 0.
 __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
     u32 to = 0;
 #pragma unroll 1
@@ -97,7 +100,8 @@ __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
     return to + row * static_cast<u32>(lines.strides[0]);
 }
 
-// The entry of an element of a row of dY.
+// {row of dX, value} of an element of dY, {0, 0} for an index out of range;
+// first_row = that of its row.
 template <class T>
 __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row,
                                                const Lines& lines) {
@@ -108,7 +112,7 @@ __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row
                   : EntryOf<T>::of(0, 0);
 }
 
-// ---- first launch ---------------------------------------------------------------------------------
+// ---- first launch -------------------------------------------------------------------------------
 
 // `count` rounded up to whole runs.
 __device__ __forceinline__ u32 in_runs(u32 count) { return (count + RUN - 1) / RUN * RUN; }
@@ -123,7 +127,8 @@ __device__ __forceinline__ void load_rows(const Index* __restrict__ indices, u32
         if (first + j * WARP < end) index[j] = indices[(first + j * WARP) * columns];
 }
 
-// counts[column][span][bucket], in whole runs of each tile.
+// counts[column][span][bucket] = entries that the span gives to the bucket; those of each tile are
+// rounded up to whole runs. Two histograms, so that one barrier a tile is enough.
 template <class Index>
 __device__ __forceinline__ void count_buckets(const Index* __restrict__ indices, const Lines& lines,
                                               u32* __restrict__ counts, const ColumnSort& sort,
@@ -159,15 +164,16 @@ __device__ __forceinline__ void count_buckets(const Index* __restrict__ indices,
     if (column < sort.columns) counts[count_at(column, part.span, sort)] = total;
 }
 
-// ---- second launch --------------------------------------------------------------------------------
+// ---- second launch ------------------------------------------------------------------------------
 
-// A tile of dY, column by column, with room for runs that are not full.
+// The entries of a tile of dY, column by column, with room for the +0 entries that fill runs up.
 template <class T>
 struct Tile {
     alignas(16) EntryOf<T> at[COLUMNS][TILE_ROWS + (RUN - 1) * BUCKETS + 16 / sizeof(EntryOf<T>)];
 };
 
-// dY from the block's first column on.
+// Loads rows [tile, tile + TILE_ROWS), before `end`, of COLUMNS columns; indices and dy begin at
+// the block's first column.
 template <class T, class Index>
 __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
                                           const T* __restrict__ dy, const Lines& lines, u32 tile,
@@ -194,7 +200,8 @@ __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
     }
 }
 
-// Where the column's first entry of bucket lane() goes that this span has, from the column's begin.
+// Where this span's first entry of bucket lane() goes in the column's entries: after those of
+// smaller buckets, and those of earlier spans in this bucket.
 __device__ __forceinline__ u32 first_destination(const u32* __restrict__ counts, i64 column,
                                                  u32 own_span, const ColumnSort& sort) {
     u32 total = 0, earlier = 0;
@@ -206,13 +213,14 @@ __device__ __forceinline__ u32 first_destination(const u32* __restrict__ counts,
     return scan::sum_up_to_lane(total) - total + earlier;
 }
 
-// A column's entries of a tile, sorted by bucket in their order, in whole runs.
+// Sorts a column's entries of a tile by bucket, stably, and fills buckets up to whole runs; by a
+// warp, in place in shared memory.
 template <class T>
 struct SortedColumn {
     using Entry = EntryOf<T>;
-    u32 count;  // of bucket lane()
-    u32 first;  // where it begins
-    u32 n;      // of all buckets
+    u32 count;  // entries of bucket lane()
+    u32 first;  // place of its first entry
+    u32 n;      // entries of all buckets
 
     __device__ __forceinline__ SortedColumn(Entry* entries, u32 n_entries) : count(0) {
         Entry entry[ITEMS];
@@ -241,7 +249,8 @@ struct SortedColumn {
     }
 
   private:
-    // How many entries of this bucket were before; counts the warp's.
+    // How many entries of this lane's `bucket` came before this one; adds the warp's 32 entries to
+    // `count` of each lane's bucket.
     __device__ __forceinline__ u32 ranked(u32 bucket, bool valid) {
         u32 same = __ballot_sync(ALL_LANES, valid), own = same;
 #pragma unroll
@@ -257,6 +266,8 @@ struct SortedColumn {
     }
 };
 
+// to[column] = the column's entries by bucket, in the order of dY in a bucket. A block loads a
+// tile, each warp sorts one of its columns and writes it by vectors.
 template <class T, class Index>
 __device__ __forceinline__ void move_to_buckets(const Index* __restrict__ indices,
                                                 const T* __restrict__ dy, const Lines& lines,

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Gradients of the gather operators.  CPU provider: cupy_training_ops/families/gather/reference.py
 //
-// Each says for every slice of dY which row of dX it is added to. The deterministic way sorts the
-// slices by row and sums each row's slices in the order they came in; the other adds them with
-// atomics. Where there are few slices, every element looks at them all.
+// dX[row] = sum of the slices dY[k] with target(k) == row; each operator has
+// its own target(k). Ways:
+//
+//     few            each element of dX compares all targets
+//     atomic         atomic additions, not deterministic
+//     sort           entries (target, k) are sorted by target, then each row's slices summed
+//     columns        gather_elements of elements that stay in their column: buckets of rows
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "gather/atomic_sums.cuh"
@@ -15,7 +19,7 @@
 #include "gather/segmented_sum.cuh"
 #include "gather/targets.cuh"
 
-// Key: row numbers and slice numbers. INDEX: indices.
+// Key: type of row numbers and slice numbers. INDEX: type of indices.
 #ifndef CTO_KEY
 #define CTO_KEY u32
 #endif
@@ -44,10 +48,10 @@ static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int WIDTH = vec::WIDTH<T>;
 
-// Blocks on a multiprocessor: as many as the registers of a thread that sums rows allow.
+// Blocks of gather__sum_rows on a multiprocessor: as many as registers allow.
 constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 8 || sizeof(T) == 2 ? 3 : 4;
 
-// ---- few slices and rows: every element of dX looks at all slices, in their order ---------------
+// ---- few slices and rows ------------------------------------------------------------------------
 
 // dx[batch][row][column] = sum of dy[batch][k][column] over the slices k with target(k) == row, one
 // element a thread. row_of: shared memory, row_of[k] = target(k); slices are at most THREADS.
@@ -68,9 +72,9 @@ __device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy,
     dx[i] = from_acc<T>(sum);
 }
 
-// ---- deterministic: keys to sort by; n_rows, past the last row, for an index out of range -------
+// ---- deterministic: entries to sort; key n_rows, past the last row, for an index out of range ---
 
-// With dY given, entries carry its elements instead of their positions: see SortedSlices.
+// Entry k = {target(k), k}; if dy is not null {target(k), bits of dy[k]}: see SortedSlices.
 template <class Target>
 struct NewEntry {
     Target target;
@@ -86,6 +90,7 @@ struct NewEntry {
     }
 };
 
+// Key k, computed from the indices; stores its entry too.
 template <class Target>
 struct NewKey {
     NewEntry<Target> made;
@@ -98,6 +103,7 @@ struct NewKey {
     }
 };
 
+// Key i of entries in memory.
 struct KnownKey {
     const Entry* entries;
 
@@ -114,8 +120,8 @@ __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* ent
                              histogram);
 }
 
-// entries = those of all k in the order of their keys, by one block. Only for keys of 32 bits: for
-// longer ones this is empty.
+// entries = the entries of all k sorted by key, equal keys in the order of k; one block. Does
+// nothing for 64-bit keys.
 template <class Target>
 __device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
                                           const AllDigits& digits) {
@@ -143,6 +149,7 @@ __device__ __forceinline__ void fill_with_zero(T* y, i64 n) {
 
 using RoundTiling = map::Tiling<WIDTH, WIDTH, 1, ROUND_NBYTES, THREADS>;
 
+// y[i] = sums[i] rounded to T.
 struct Round {
     __device__ Vec<T, WIDTH> operator()(const Vec<ACC, WIDTH>& sums, int) const {
         return vec::from_acc<T>(sums.at);
@@ -155,24 +162,24 @@ using namespace cto;
 
 // ---- entry points: few slices, keys, and atomic additions, of each operator ---------------------
 
-// dx[i] = the sum of all slices k of dy whose target is row of element i; target(k) = the row that
-// index k names. One element a thread, at most THREADS slices.
+// dx[batch][row][column] = sum of dy[batch][k][column] over k with indices[k] == row. One element
+// of dx a thread, at most THREADS slices k.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__few(const INDEX* indices, const T* dy, T* dx, i32 n,
                      const __grid_constant__ Sizes sizes) {
     __shared__ i64 row_of[THREADS];
     sum_few(GatherRow{indices, sizes.n_rows}, dy, dx, n, sizes, row_of);
 }
-// dx[i] = the sum of all slices k of dy whose target is row of element i; target(k) = the row that
-// index tuple k names. One element a thread, at most THREADS slices.
+// dx[row][column] = sum of dy[k][column] over k whose index tuple names the row. One element of dx
+// a thread, at most THREADS slices k.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_nd_grad__few(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                         T* dx, i32 n, const __grid_constant__ Sizes sizes) {
     __shared__ i64 row_of[THREADS];
     sum_few(GatherNDRow{indices, tuples}, dy, dx, n, sizes, row_of);
 }
-// dx[i] = the sum of all slices k of dy whose target is element i; target(k) = the element of dx
-// that index k names in its line. One element a thread, at most THREADS slices.
+// dx[i] = sum of dy[k] over k whose index names element i in its line. One element of dx a thread,
+// at most THREADS elements dy[k].
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__few(const INDEX* indices, const __grid_constant__ Lines lines,
                               const T* dy, T* dx, i32 n, const __grid_constant__ Sizes sizes) {
@@ -205,17 +212,17 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
                                const __grid_constant__ Pass pass, i64 n_rows) {
     make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
 }
-// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of target(k), and
-// of k among equals, by one block; target(k) is the row that index k names. Empty for keys of 64
-// bits.
+// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of
+// target(k), and of k among equals, by one block; target(k) is the row that index k names.
+// Empty for keys of 64 bits.
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_grad__sort(const INDEX* indices, const T* dy, Entry* entries,
                       const __grid_constant__ AllDigits digits, i64 n_rows) {
     sort_keys(GatherRow{indices, n_rows}, dy, entries, n_rows, digits);
 }
-// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of target(k), and
-// of k among equals, by one block; target(k) is the row that index tuple k names. Empty for keys of
-// 64 bits.
+// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of
+// target(k), and of k among equals, by one block; target(k) is the row that index tuple k
+// names. Empty for keys of 64 bits.
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_nd_grad__sort(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                          Entry* entries, const __grid_constant__ AllDigits digits, i64 n_rows) {
@@ -230,15 +237,15 @@ extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
                                const __grid_constant__ AllDigits digits, i64 n_rows) {
     sort_keys(GatherElement{indices, lines}, dy, entries, n_rows, digits);
 }
-// sums[row that index k names] += slice k of dy, by atomic additions; nothing for an index out of
-// range.
+// sums[row that index k names] += slice k of dy, by atomic additions; nothing for
+// an index out of range.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
                         const __grid_constant__ Items items, const __grid_constant__ Sizes sizes) {
     add_slices(GatherRow{indices, sizes.n_rows}, dy, sums, items, sizes);
 }
-// sums[row that index tuple k names] += slice k of dy, by atomic additions; nothing for a tuple out
-// of range.
+// sums[row that index tuple k names] += slice k of dy, by atomic additions; nothing for
+// a tuple out of range.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_nd_grad__atomic(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                            ACC* sums, const __grid_constant__ Items items,
@@ -252,23 +259,28 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                  const T* dy, ACC* sums, i64 n) {
     add_elements(GatherElement{indices, lines}, dy, sums, n);
 }
-// sums[element that an index names in its line] += that element of dy, by atomic additions, strips
-// of columns one after the other: blocks_a_strip blocks have one.
+// gather_elements_grad__atomic, strip by strip of STRIP_COLUMNS columns, blocks_a_strip blocks
+// each, so that the lines of sums in use stay in the L2 cache.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__atomic_strips(const INDEX* indices, const __grid_constant__ Lines lines,
                                         const T* dy, ACC* sums, i64 rows, i32 blocks_a_strip) {
     add_elements_by_strips(GatherElement{indices, lines}, dy, sums, rows, blocks_a_strip);
 }
 
-// ---- entry points: elements that stay in their columns; of 4 bytes at most ----------------------
+// ---- entry points: gather_elements_grad of elements that stay in their columns: columns.cuh -----
+//
+// For elements of 4 bytes at most; for longer ones two of the kernels are empty.
 
-// The kernels are empty for longer elements, which no plan has them for.
+// counts[column][span][bucket] = entries of the column that the span's block moves to the bucket,
+// rounded up to whole runs in each tile. A block has COLUMNS columns of one span of rows of dy.
 extern "C" __global__ void __launch_bounds__(columns::BLOCK)
     gather_elements_grad__count_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
                                         u32* counts, const __grid_constant__ ColumnSort sort) {
     __shared__ u32 histogram[2][COLUMNS][BUCKETS];
     columns::count_buckets(indices, lines, counts, sort, histogram);
 }
+// entries[column] = {row of dx, dy} of the column's elements, by bucket of the row, in the order of
+// dy in a bucket; {a row, 0} fills runs up. Blocks as in count_buckets, whose `counts` it reads.
 extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
     gather_elements_grad__move_to_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
                                           const T* dy, const u32* counts, Carried* entries,
@@ -278,6 +290,8 @@ extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
         columns::move_to_buckets(indices, dy, lines, counts, entries, sort, tile);
     }
 }
+// dx[row][column] = sum of the entries of the column with this row. A block has BUCKET_ROWS rows,
+// one bucket, of SUM_COLUMNS columns, a warp each; sums are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP, 2)
     gather__sum_buckets(const Carried* entries, const u32* counts, T* dx, i64 n_rows, i64 width,
                         const __grid_constant__ ColumnSort sort) {
@@ -295,8 +309,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     __shared__ u32 histogram[RADIX];
     radix_sort::count_digits(KnownKey{entries}, counts, pass, histogram);
 }
-// to = the entries `from` in the order of this pass's digit, and in their own order among equals;
-// SHORT_ITEMS entries a thread.
+// to = the entries `from` sorted by the digit of `pass`, stably. A block moves its span of them,
+// SHORT_ITEMS entries a thread at a time; `counts` is from gather__count or a __keys kernel.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
                     const __grid_constant__ Pass pass) {
@@ -304,8 +318,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }
-// to = the entries `from` in the order of this pass's digit, and in their own order among equals;
-// LONG_ITEMS entries a thread.
+// gather__scatter with LONG_ITEMS entries a thread at a time.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
                           const __grid_constant__ Pass pass) {
@@ -313,22 +326,23 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }
-// starts[key] = how many of the n sorted entries have a smaller key, key <= n_rows; one key a
-// thread.
+// starts[key] = how many of the n sorted entries have a smaller key, key
+// <= n_rows; one key a thread.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__starts(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
     radix_sort::find_start(sorted, starts, n, n_rows,
                            static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x);
 }
-// starts[key] = how many of the n sorted entries have a smaller key, key <= n_rows; STARTS_ROWS
-// keys a block, found from where neighbouring entries' keys differ.
+// starts[key] = how many of the n sorted entries have a smaller key, key <= n_rows. STARTS_ROWS
+// keys a block, which compares neighbouring entries instead of searching for each key.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__starts__many(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
     __shared__ i64 bounds[2];
     radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
-// Blocks 0 to start_blocks - 1 find `starts`, those behind them add up nodes. Rows are whole
-// 16-byte vectors on 16-byte boundaries.
+// Blocks 0 to start_blocks - 1: starts as gather__starts. The others: sums[node] = sum of the
+// slices of each node of this level of the tree (segmented_sum.cuh) that has one key, and of the
+// level of `parents`. Rows are whole 16-byte vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
@@ -337,8 +351,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     segmented_sum::starts_and_nodes<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
                                            in_registers(level), parents, tickets, start_blocks);
 }
-// Blocks 0 to start_blocks - 1 find `starts`, those behind them add up nodes, element by element:
-// rows are no whole vectors, or start off a 16-byte boundary.
+// gather__sum_nodes element by element, for rows that are not whole 16-byte vectors on 16-byte
+// boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scalar(
     const T* dy, const Entry* entries, ACC* sums, Key* starts, const __grid_constant__ Items items,
     const __grid_constant__ Sizes sizes, const __grid_constant__ Level level,
@@ -346,7 +360,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scal
     segmented_sum::starts_and_nodes<1>(dy, entries, sums, starts, items, in_registers(sizes),
                                        in_registers(level), parents, tickets, start_blocks);
 }
-// dx[batch][row] = sum of the slices of dy whose key is the row, 0 where there are none. Rows are
+// dx[batch][row] = sum of the slices of dy whose key is the row, 0 if there are none. A thread sums
+// a vector of columns of `count` rows; the first n_long items of the grid are long rows. Rows are
 // whole 16-byte vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
@@ -355,8 +370,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
                                    levels, n_long);
 }
-// dx[batch][row] = sum of the slices of dy whose key is the row, 0 where there are none, element by
-// element: rows are no whole vectors, or start off a 16-byte boundary.
+// gather__sum_rows element by element, for rows that are not whole 16-byte vectors on 16-byte
+// boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, const __grid_constant__ Items items,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Stable radix sort of (key, position) entries, the least significant digit first, two launches a
-// digit.
+// Stable radix sort of (key, position) entries, the least significant digit first,
+// two launches a digit.
 //
 // Each block owns a span of the entries, whole tiles of it. The first launch counts the digits of
 // every span; the second sums those counts to know where each digit of its own span goes, and moves
@@ -15,7 +15,7 @@ namespace cto::radix_sort {
 using namespace facts::gather;
 
 constexpr int SORT_WARPS = SORT_THREADS / WARP;
-constexpr int MAX_SCANNED = 16;  // entries a key, on average, that are looked at one by one
+constexpr int MAX_SCANNED = 16;  // find_starts scans up to so many entries a key, else it searches
 
 template <class Key>
 struct alignas(2 * sizeof(Key)) Entry {
@@ -34,8 +34,8 @@ __device__ __forceinline__ i64 end_of(const Pass& pass) {
     return min(first_of(pass) + pass.span, pass.n);
 }
 
-// Returns `pass`, which the compiler then keeps in registers. Left in the launch parameters, it cost
-// GatherGrad 3 % of its time on an H200.
+// Returns `pass`, which the compiler then keeps in registers. Left in the launch parameters, it
+// cost GatherGrad 3 % of its time on an H200.
 __device__ __forceinline__ Pass in_registers(Pass pass) {
 #ifndef __CUDA_CPU__
     asm("" : "+l"(pass.n), "+l"(pass.span), "+r"(pass.shift), "+r"(pass.bits), "+l"(pass.blocks));
@@ -43,12 +43,12 @@ __device__ __forceinline__ Pass in_registers(Pass pass) {
     return pass;
 }
 
-// counts[block][digit] = how many of the block's keys have the digit; key_at(i) is key i.
+// counts[block][digit] = how many keys of the block's span have the digit; key_at(i) is key i.
 // histogram: shared memory.
 template <class KeyAt, class Key>
 __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ counts, Pass pass,
                                              u32 (&histogram)[RADIX]) {
-    // 64-bit keys are made by 64-bit divisions, which leave no registers for more.
+    // 64-bit keys are computed by 64-bit divisions, which leave few registers.
     constexpr int UNROLL = sizeof(Key) > 4 ? 1 : 4;
     histogram[threadIdx.x] = 0;
     __syncthreads();
@@ -61,7 +61,8 @@ __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ cou
         counts[blockIdx.x * radix(pass) + threadIdx.x] = histogram[threadIdx.x];
 }
 
-// The sum of `value` over the threads before this one. A barrier has to pass before the next one.
+// The sum of `value` over the threads before this one. of_warp: shared memory; a barrier is needed
+// before it is used again.
 template <class Key, int WARPS>
 __device__ __forceinline__ Key sum_before(Key value, Key (&of_warp)[WARPS]) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -73,8 +74,7 @@ __device__ __forceinline__ Key sum_before(Key value, Key (&of_warp)[WARPS]) {
 }
 
 // Where this block's first entry with digit threadIdx.x goes: after all entries with smaller
-// digits, and after those of earlier blocks with the same one. TOGETHER counts are on their way at a
-// time.
+// digits, and after those of earlier blocks with the same one. TOGETHER loads are in flight.
 template <u32 TOGETHER, class Key>
 __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts, Pass pass,
                                                  Key (&of_warp)[SORT_WARPS]) {
@@ -109,13 +109,13 @@ __device__ __forceinline__ u32 peers_of(u32 digit, i32 bits, bool valid) {
     return peers;
 }
 
-// The entries of a tile that one thread moves: ITEMS of them, WARP apart, among its warp's own.
+// A thread's ITEMS entries of a tile, WARP apart; a warp has 32 * ITEMS neighbouring ones.
 template <class Key, int ITEMS>
 struct TileItems {
     using Entry = radix_sort::Entry<Key>;
     Entry entry[ITEMS];
-    u32 rank[ITEMS];  // among the entries of the warp with the same digit
-    i32 valid;        // the first so many exist
+    u32 rank[ITEMS];  // earlier entries of the warp with the same digit
+    i32 valid;        // entry[0 .. valid) exist
 
     __device__ void load(const Entry* __restrict__ from, i64 tile, i64 end) {
         const i64 first = tile + threadIdx.x / WARP * (WARP * ITEMS) + threadIdx.x % WARP;
@@ -127,7 +127,7 @@ struct TileItems {
             valid += exists;
         }
     }
-    // Leaves in `seen` how many entries of the warp have each digit.
+    // Sets `rank`, and seen[d] to the number of the warp's entries with digit d.
     __device__ void count(u16* seen, Pass pass) {
         const u32 lane = threadIdx.x % WARP;
         for (u32 digit = lane; digit < radix(pass); digit += WARP) seen[digit] = 0;
@@ -145,18 +145,18 @@ struct TileItems {
     }
 };
 
-// A tile being sorted by one digit, in shared memory. Thread d < radix looks after digit d.
+// A tile sorted by one digit in shared memory. Thread d < radix computes the counts of digit d.
 template <class Key, int ITEMS>
 struct SortedTile {
     using Entry = radix_sort::Entry<Key>;
     static constexpr int size = SORT_THREADS * ITEMS;
-    u16 seen[SORT_WARPS][RADIX];  // of each warp; then of the warps before it
-    u32 first[RADIX];             // where a digit's entries begin in the tile
-    Key shift[RADIX];             // and how much further on they begin in the result
+    u16 seen[SORT_WARPS]
+            [RADIX];   // seen[w][d]: entries of warp w with digit d; then of warps before w
+    u32 first[RADIX];  // place of a digit's first entry in the tile
+    Key shift[RADIX];  // place of a digit's entry in the result - that in the tile
     Entry entries[size];
 
-    // Turns each warp's count of a digit into the count of the warps before it; returns the count
-    // of all.
+    // Turns seen[w][digit] into the sum over the warps before w; returns the sum over all.
     __device__ u32 count_earlier_warps(u32 digit) {
         u32 sum = 0;
 #pragma unroll
@@ -167,7 +167,8 @@ struct SortedTile {
         }
         return sum;
     }
-    // `destination`: where the block's next entry with digit threadIdx.x goes.
+    // Sets `first` and `shift`. destination: where the block's next entry with digit threadIdx.x
+    // goes in the result; moves on by the tile's count.
     __device__ void place_digits(Key& destination, Pass pass, Key (&of_warp)[SORT_WARPS]) {
         const bool has_digit = threadIdx.x < radix(pass);
         const u32 count = has_digit ? count_earlier_warps(threadIdx.x) : 0;
@@ -178,6 +179,7 @@ struct SortedTile {
         }
         destination += count;
     }
+    // Moves the thread's entries to their sorted places in `entries`.
     __device__ void put(const TileItems<Key, ITEMS>& items, Pass pass) {
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
@@ -186,6 +188,7 @@ struct SortedTile {
             if (j < items.valid) entries[first[digit] + earlier] = items.entry[j];
         }
     }
+    // Writes the first n sorted entries of the tile to the result.
     __device__ void write(Entry* __restrict__ to, i64 n, Pass pass) const {
 #pragma unroll
         for (u32 i = threadIdx.x; i < size; i += SORT_THREADS) {
@@ -196,7 +199,7 @@ struct SortedTile {
     }
 };
 
-// Moves every entry of the block's span to its place by this digit, in the order they stand in.
+// Moves every entry of the block's span to its place by the digit of `pass`, stably.
 template <class Key, int ITEMS>
 __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ from,
                                                  Entry<Key>* __restrict__ to,
@@ -224,8 +227,8 @@ __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ 
 
 // ---- where the entries of each key start --------------------------------------------------------
 
-// How many sorted keys are below `key`: at least `start`, which are known to be, and at most `end`.
-// Each step looks at three keys together, a quarter of what is left apart.
+// How many sorted keys are less than `key`; known to be from `start` to `end`. Each step compares
+// three keys at quarters of what is left.
 template <class Key>
 __device__ __forceinline__ i64 count_below(const Entry<Key>* __restrict__ sorted, i64 start,
                                            i64 end, i64 key) {
@@ -250,10 +253,10 @@ __device__ __forceinline__ void find_start(const Entry<Key>* __restrict__ sorted
     if (key <= n_keys) starts[key] = static_cast<Key>(count_below(sorted, 0, n, key));
 }
 
-// find_start for a block's STARTS_ROWS keys, of which only the first and the last are searched for
-// among all entries; `bounds`, in shared memory, takes the result. An entry whose key differs from
-// the one before gives the starts of all keys after that one, up to its own. Where there are too
-// many entries to look at, every key is searched for.
+// find_start for a block's STARTS_ROWS keys. Only the first and the last are searched among all n
+// entries (bounds, in shared memory). Then the entries between are scanned: if the keys of entries
+// i - 1 and i differ, starts[key] = i for all keys after that of i - 1 up to that of i. If there
+// are too many entries to scan, every key is searched.
 template <class Key>
 __device__ __forceinline__ void find_starts(const Entry<Key>* __restrict__ sorted,
                                             Key* __restrict__ starts, i64 n, i64 n_keys,

@@ -3,11 +3,15 @@
 // sum for each row of the result.
 //
 // Node t of level l covers the FANOUT^l entries from t FANOUT^l on. Its sum is computed if they all
-// have one key, so that a segment, all entries with one key, is the sum of at most 2 FANOUT items a
-// level however long it is. What such a segment has beside nodes of the first level is summed with
-// them, too: the entries before the first in the place of the node that they are a part of, those
-// behind the last in a place of their own. Which items, and in which order, follows from the sorted
-// keys alone: the same bits, run after run.
+// have one key. So a segment, all entries with one key, is the sum of at most 2 FANOUT items a
+// level, however long it is:
+//
+//     FANOUT = 4, segment of entries 2 .. 13:   [2 3] + node 1 + node 2 + [12 13]
+//
+// The edges, entries of a segment before its first and after its last node of level 1, are summed
+// by the same launch: those before ([2 3]) in the place of node 0, which has no sum as it has two
+// keys, those after ([12 13]) in places of their own. Which items are added in which order depends
+// on the sorted keys alone: the same bits in each run.
 //
 // T is the type of the slices, Key that of row numbers and slice numbers.
 #pragma once
@@ -30,12 +34,14 @@ __device__ __forceinline__ Sizes in_registers(Sizes sizes) {
 
 // ---- what each thread does ----------------------------------------------------------------------
 
-// The batch and item of this thread, and which block of its columns; no item where batch >=
-// n_batches.
+// The batch and item (a node or a row) of this thread, and which block of columns it has. No item
+// if batch >= n_batches.
 struct BatchItem {
     i64 batch, item;
     u32 column_block;
 
+    // Grid x has the blocks of `fold` batches of n items, column_blocks blocks for each blockDim.y
+    // items; grid z counts the folds. Blocks before first_block are not counted.
     __device__ explicit BatchItem(Items items, u32 first_block = 0) {
         const u32 n_blocks = static_cast<u32>(items.column_blocks);
         const u32 own_block = blockIdx.x - first_block, block = own_block / n_blocks;
@@ -46,7 +52,7 @@ struct BatchItem {
         item = i - in_fold * items.n;
         column_block = own_block - block * n_blocks;
     }
-    // The thread's first column, where it takes N columns MANY times.
+    // The thread's first column, if it has MANY vectors of N columns.
     template <int N, int MANY>
     __device__ i64 column() const {
         return (static_cast<i64>(column_block) * (MANY * blockDim.x) + threadIdx.x) * N;
@@ -64,8 +70,9 @@ __device__ __forceinline__ Level in_registers(Level level) {
     return level;
 }
 
-// Sums of FANOUT entries with several keys: of the first key, if it is that of the node before, and of
-// the last, if it is that of the node behind.
+// Edges of a node of level 1 with several keys: of_first = sum of its first key's entries,
+// if the node before begins with this key, too; of_last = sum of its last key's, if the
+// node after ends with it.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_edges(const SortedSlices<T, Key, N>& slices, Key first_key,
                                           Key last_key, Key first, const Sizes& sizes,
@@ -84,6 +91,8 @@ __device__ __forceinline__ void sum_edges(const SortedSlices<T, Key, N>& slices,
     }
 }
 
+// sums[level.begin + node] = sum of the node's slices (level 1) or child nodes, if it has one key
+// that is a row; edges of level 1 too. A thread has N columns of one node.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Entry<Key>* __restrict__ entries, Acc<T>* sums,
@@ -93,7 +102,7 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     const i64 width = sizes.width, column = node.column<N, 1>();
     if (node.batch >= items.n_batches || column >= width) return;
     const Key child = static_cast<Key>(node.item) * FANOUT;
-    Key position[NODE_DEPTH<Key>];  // asked for before it is known whether they are needed
+    Key position[NODE_DEPTH<Key>];  // loaded with the keys, before these say if they are needed
     if (level.unit == FANOUT) {
 #pragma unroll
         for (int d = 0; d < NODE_DEPTH<Key>; ++d) position[d] = entries[child + d].position;
@@ -122,13 +131,14 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     sum.store(own + (level.begin + node.item) * width);
 }
 
-// The node above those of a block, which the block that is the last of its children's sums. There is
-// one batch, and a block has children of one node alone.
+// The parent of a block's nodes, summed in the same launch by the last of its children's blocks to
+// arrive. Only for one batch, and if a block's nodes have one parent.
 template <class Key>
 struct Parent {
     u32 node, ticket, children;  // children: of a block
     Key first = 0, last = 0;     // keys of the node's entries
 
+    // Starts to load the keys of the parent's first and last entry.
     __device__ __forceinline__ Parent(const Entry<Key>* entries, const Items& items,
                                       const Level& level, const Parents& parents, u32 first_block) {
         const u32 block = blockIdx.x - first_block;
@@ -140,7 +150,7 @@ struct Parent {
         const i64 unit = FANOUT * level.unit;
         first = entries[node * unit].key;
         last = entries[(node + 1) * unit - 1].key;
-        vec::all_are_asked_for();  // long before they are needed
+        vec::all_are_asked_for();  // starts the loads early
     }
     __device__ __forceinline__ bool has_sum(const Parents& parents, const Sizes& sizes) const {
         return node < parents.n && first == last && first < sizes.n_rows;
@@ -162,7 +172,7 @@ struct Parent {
     }
 };
 
-// Blocks 0 to start_blocks - 1 find starts, those behind them add up nodes.
+// Blocks 0 to start_blocks - 1 find `starts`, the others sum nodes: see gather__sum_nodes.
 template <int N, class T, class Key>
 __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
                                                  const Entry<Key>* __restrict__ entries,
@@ -184,8 +194,9 @@ __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
 
 // ---- sums of rows -------------------------------------------------------------------------------
 
-// Adds the entries [low, high) of the n: what lies before and behind the nodes of the first level, then
-// on each level the ends that the next one does not cover. `edges`: sums of what lies behind nodes.
+// sum += the entries [low, high) of n: first the edges of level 1, then on each level
+// the nodes that no node of the next level covers. `edges` has the sums of entries after
+// a segment's last node.
 template <class T, class Key, int N>
 __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
                                             const SortedSlices<T, Key, N>& slices,
@@ -218,7 +229,7 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
     }
 }
 
-// Rows of dX whose sums are finished one after the other.
+// Rows [next, end) of dX, summed and stored one after the other by a thread.
 template <class T, class Key, int N>
 struct Rows {
     T* dx;
@@ -226,7 +237,7 @@ struct Rows {
     Key next, end;
     Sum<Acc<T>, N> sum;
 
-    // Stores the sum of every row before `row`.
+    // Stores the rows from `next` to row - 1: the current sum, then zeros.
     __device__ __forceinline__ void finish(Key row) {
 #pragma unroll 1
         for (; next < row; ++next) {
@@ -235,7 +246,8 @@ struct Rows {
         }
     }
 
-    // Adds n entries from `low` on, DEPTH of them loaded together whichever rows they go to.
+    // Sums all rows from their n entries, `low` and on; DEPTH slices are loaded together, whatever
+    // their rows.
     __device__ __forceinline__ void add_few(const SortedSlices<T, Key, N>& slices, Key low, Key n) {
 #pragma unroll 1
         for (Key first = 0; first < n; first += DEPTH) {
@@ -261,8 +273,8 @@ struct Rows {
         finish(end);
     }
 
-    // Adds the entries of every row in turn, with the sums of whole nodes among them; or leaves the
-    // long rows to others.
+    // Sums all rows one by one, by way of nodes. leaves_long: rows of LONG_ROW entries or more are
+    // items of their own and are skipped.
     __device__ __forceinline__ void add_many(const SortedSlices<T, Key, N>& slices,
                                              const NodeSums<Acc<T>, Key>& nodes,
                                              const NodeSums<Acc<T>, Key>& edges, const Key* starts,
@@ -280,9 +292,9 @@ struct Rows {
     }
 };
 
-// The row of LONG_ROW entries or more in which `at` is the first multiple of it, or n_rows. Such a
-// row holds an entry LONG_ROW / 2 before `at` or nearly as far behind it: most calls end there, before
-// the row's bounds are looked up.
+// The row of LONG_ROW entries or more whose first entry at a multiple of LONG_ROW is `at`; n_rows
+// if there is none. Such a row has entry at - LONG_ROW / 2 or at + LONG_ROW / 2 - 1, too: if
+// neither has the key, which is usual, its bounds are not loaded.
 template <class Key>
 __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, const Key* starts,
                                            Key n_slices, i64 n_rows) {
@@ -295,11 +307,10 @@ __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, co
     return high - low >= LONG_ROW && at - low < LONG_ROW ? row : n_rows;
 }
 
-// dX[batch, row] = sum of the slices whose key is the row, zero where there are none: every element
-// is written once. A thread sums `count` rows;
-// no node lies among fewer than FANOUT entries. Where n_long is not 0, the grid's first items are the long
-// rows, one for every LONG_ROW entries: they take longest, and often are neighbours, which one thread would
-// sum one after the other.
+// dX[batch][row] = sum of the slices whose key is the row, 0 if there are none. A thread
+// sums `count` rows. The first n_long items of the grid, one for every LONG_ROW entries,
+// sum long rows instead: these take longest and often are neighbours, which one thread
+// would sum one after the other.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Entry<Key>* __restrict__ entries,

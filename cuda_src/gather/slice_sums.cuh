@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A thread's part of sums of slices that are sorted by key, and of sums of them.
+// A thread's sums of N columns: of slices of dY in sorted order, and of sums of nodes.
 //
 // T is the type of the slices, Key that of row numbers and slice numbers.
 #pragma once
@@ -17,9 +17,9 @@ constexpr int DEPTH = 4;  // slices whose loads are in flight together
 template <class Key>
 constexpr int NODE_DEPTH = sizeof(Key) == 8 ? 4 : 8;
 
-// Slices of one batch of dY in the order of the sorted entries, of which a thread takes N elements.
-// Without dY the slices are elements, which the entries carry in the place of their positions;
-// there is one batch of one column then.
+// Slices of one batch of dY in the order of the sorted entries; dy points to the thread's N
+// columns. If dy is null, a slice is one element, whose bits are in the entry in place of its
+// position; then there is one batch of one column.
 template <class T, class Key, int N>
 struct SortedSlices {
     using Element = T;
@@ -27,7 +27,7 @@ struct SortedSlices {
     const Entry<Key>* entries;
     i64 width;
 
-    // The position of a slice, and its address.
+    // at(i): address of slice i in sorted order, = slice_of(place(i)).
     __device__ Key place(Key i) const { return N > 1 || dy ? entries[i].position : i; }
     __device__ const T* slice_of(Key place) const {
         return N > 1 || dy ? dy + place * width
@@ -36,7 +36,7 @@ struct SortedSlices {
     __device__ const T* at(Key i) const { return slice_of(place(i)); }
 };
 
-// Sums of the nodes of one level, of one batch.
+// Sums of the nodes of one level and one batch, with the functions of SortedSlices.
 template <class A, class Key>
 struct NodeSums {
     using Element = A;
@@ -48,7 +48,8 @@ struct NodeSums {
     __device__ const A* at(Key node) const { return slice_of(node); }
 };
 
-// The n items from `first` on, without the `skipped` ones from `middle` on.
+// A list of n items: first, first + 1, ..., middle - 1, middle + skipped,
+// middle + skipped + 1, ....
 template <class Key>
 struct Ends {
     Key first, n, middle, skipped;
@@ -56,7 +57,7 @@ struct Ends {
     __device__ Key at(Key i) const { return first + i < middle ? first + i : first + i + skipped; }
 };
 
-// A thread's sum of N elements of every slice, where the pointers to slices point.
+// A thread's sum of slices, N neighbouring elements of each.
 template <class A, int N>
 struct Sum {
     Vec<A, N> value{};
@@ -72,8 +73,8 @@ struct Sum {
         for (int i = 0; i < N; ++i) value.at[i] += to_acc(slice.at[i]);
     }
 
-    // Adds items in order, MANY of them loaded before the first is added; the places of the next ones
-    // are on their way while these are loaded.
+    // Adds the items of `ends` in order, MANY loads in flight; the places of the next MANY are
+    // loaded with them.
     template <int MANY, class Items, class Key>
     __device__ __forceinline__ void add_all(const Items& items, const Ends<Key>& ends) {
         using E = typename Items::Element;
@@ -85,8 +86,8 @@ struct Sum {
 #pragma unroll 1
         for (Key first = 0; first < ends.n; first += MANY) {
             Vec<E, N> loaded[MANY];
-            // The last one again where there are no more: a load that may not be made would wait for
-            // what is added before it.
+            // Past the end the last one again: loads under a condition would wait for earlier
+            // additions.
 #pragma unroll
             for (int d = 0; d < MANY; ++d) loaded[d] = load(items.slice_of(place[d]));
 #pragma unroll
@@ -99,8 +100,8 @@ struct Sum {
         }
     }
 
-    // Adds the FANOUT children of a node in order, of which the first have these positions; the
-    // positions of the next slices are on their way while these are loaded.
+    // Adds the FANOUT slices of a node of level 1 in order; `position` has those of the first ones.
+    // The positions of the next slices are loaded with these.
     template <class T, class Key>
     __device__ __forceinline__ void add_children(const SortedSlices<T, Key, N>& slices, Key first,
                                                  Key (&position)[NODE_DEPTH<Key>]) {
@@ -118,6 +119,7 @@ struct Sum {
             for (int d = 0; d < NODE_DEPTH<Key>; ++d) add(loaded[d]);
         }
     }
+    // Adds the FANOUT nodes from `first` on in order.
     template <class Key>
     __device__ __forceinline__ void add_children(const NodeSums<A, Key>& nodes, Key first) {
         const A* from = nodes.at(first);
@@ -133,7 +135,7 @@ struct Sum {
         }
     }
 
-    // Adds those of FANOUT entries that have this key.
+    // Adds the slices of the entries first .. first + FANOUT - 1 that have this key.
     template <class T, class Key>
     __device__ __forceinline__ void add_those_of(Key key, const SortedSlices<T, Key, N>& slices,
                                                  Key first) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where each slice goes: the row of dX, or NOWHERE for an index out of range. INDEX is the type of
-// indices, Key that of row numbers and slice numbers.
+// target(k): the row of dX to which slice k of dY is added, or NOWHERE for an index out of range.
+// INDEX is the type of indices, Key that of row numbers and slice numbers.
 #pragma once
 #include "core/types.cuh"
 #include "gather/facts.cuh"
@@ -11,18 +11,19 @@ using namespace facts::gather;
 
 constexpr i64 NOWHERE = -1;
 
-// Negative indices count from the end.
+// The index from 0 on (negative ones count from the end), or NOWHERE.
 __device__ __forceinline__ i64 wrapped(i64 index, i64 extent) {
     const i64 i = index < 0 ? index + extent : index;
     return i >= 0 && i < extent ? i : NOWHERE;
 }
 
-// a / b for numbers of slices and of rows, which fit into a Key.
+// a / b in Key, whose 32-bit division is faster; a and b fit.
 template <class Key>
 __device__ __forceinline__ i64 divided(i64 a, i64 b) {
     return static_cast<i64>(static_cast<Key>(a) / static_cast<Key>(b));
 }
 
+// target(k) = indices[k].
 template <class INDEX>
 struct Row {
     const INDEX* indices;
@@ -31,6 +32,7 @@ struct Row {
     __device__ i64 operator()(i64 k) const { return wrapped(indices[k], n_rows); }
 };
 
+// target(k) = (batch of k * extents[0] + i0) * extents[1] + i1 ..., (i0, i1, ...) = index tuple k.
 template <class INDEX, class Key>
 struct TupleRow {
     const INDEX* indices;
@@ -47,6 +49,8 @@ struct TupleRow {
     }
 };
 
+// target(k) = the element of dX at element k's coordinates, but indices[k] along the axis. Its row
+// are the coordinates before the last dimension, its column the last.
 template <class INDEX, class Key>
 struct Element {
     const INDEX* indices;

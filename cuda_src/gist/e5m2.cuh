@@ -11,6 +11,7 @@ namespace cto::format::e5m2 {
 constexpr u32 INFINITY_CODE = 0x7C;
 constexpr u32 NAN_CODE = 0x7E;
 
+// x in E5M2, rounded to nearest even; overflow gives infinity, a NaN keeps its sign.
 __device__ __forceinline__ u8 to_e5m2(float x) {
     const u32 sign = bits_of(x) >> 24 & 0x80u;
     const u32 magnitude = bits_of(x) & 0x7FFFFFFFu;
@@ -27,17 +28,18 @@ __device__ __forceinline__ u8 to_e5m2(double x) {
 
 __device__ __forceinline__ u8 to_e5m2(bool x) { return to_e5m2(x ? 1.0f : 0.0f); }
 
-// The upper bytes of four 16-bit values in two words.
+// Byte j = the upper byte of 16-bit value j of the two words, j < 4.
 __device__ __forceinline__ u32 upper_bytes(u32 low, u32 high) {
     return __byte_perm(low, high, 0x7531);
 }
 
-// Two halves in a word, rounded to their upper bytes, without signs.
+// Each half of the word rounded to nearest even at its upper byte: E5M2 is the
+// upper byte of a half.
 __device__ __forceinline__ u32 round_halves(u32 magnitudes) {
     return magnitudes + 0x007F007Fu + (magnitudes >> 8 & 0x00010001u);
 }
 
-// Four halves, in two words, to four codes; `signs` has theirs in the top bits of its bytes.
+// Byte j = half j of the two words in E5M2, j < 4, with its sign from bit 7 of byte j of `signs`.
 __device__ __forceinline__ u32 halves_to_e5m2(u32 low, u32 high, u32 signs) {
     low &= 0x7FFF7FFFu;
     high &= 0x7FFF7FFFu;
@@ -61,7 +63,8 @@ __device__ __forceinline__ u32 four_to_e5m2(const __half* x) {
     return halves_to_e5m2(words[0], words[1], upper_bytes(words[0], words[1]));
 }
 
-// bfloat16 is exact in half from 2^-17, and what is smaller is zero; only a NaN's sign is lost.
+// By way of half: exact from 2^-17 on, below which E5M2 is 0. Signs are taken from x, because the
+// conversion loses that of a NaN.
 __device__ __forceinline__ u32 four_to_e5m2(const __nv_bfloat16* x) {
     const u32* words = reinterpret_cast<const u32*>(x);
     const __half2 low = __floats2half2_rn(to_acc(x[0]), to_acc(x[1]));

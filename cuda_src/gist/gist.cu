@@ -18,13 +18,13 @@ using map::map_vecs;
 using map::Tiling;
 using vec::Vec;
 
-using slots::T;  // of decoded elements
+using slots::T;  // type of decoded elements
 
-constexpr int READ = sizeof(T) == 8 ? 4 : 8;           // elements that an encoder reads together
-constexpr int WRITE = vec::WIDTH<T>;                   // and that a decoder writes
-constexpr int READ_BOXES = sizeof(T) == 1 ? 16 : 8;    // elements that an encoder of boxes reads
-constexpr int SHARES = WRITE < BOX ? BOX / WRITE : 1;  // decoding threads that share a box
-constexpr int WRITTEN_BOXES = WRITE < BOX ? 1 : WRITE / BOX;
+constexpr int READ = sizeof(T) == 8 ? 4 : 8;           // elements of one load of an encoder
+constexpr int WRITE = vec::WIDTH<T>;                   // elements of one store of a decoder
+constexpr int READ_BOXES = sizeof(T) == 1 ? 16 : 8;    // READ for Pack1 and MSFP15: whole boxes
+constexpr int SHARES = WRITE < BOX ? BOX / WRITE : 1;  // threads that decode one box together
+constexpr int WRITTEN_BOXES = WRITE < BOX ? 1 : WRITE / BOX;  // boxes that one store writes
 
 using EncodeElements = Tiling<READ, READ, 1, ELEMENT_NBYTES, THREADS>;
 using DecodeElements = Tiling<WRITE, WRITE, 1, ELEMENT_NBYTES, THREADS>;
@@ -35,6 +35,7 @@ using DecodeBoxes = Tiling<BOX_CODES * WRITTEN_BOXES, WRITE, SHARES, TILE_NBYTES
 
 // ---- one element to one element -----------------------------------------------------------------
 
+// x > 0, false for NaN: positive numbers have bits from 1 to those of infinity.
 __device__ __forceinline__ bool is_positive(bool x) { return x; }
 __device__ __forceinline__ bool is_positive(__half x) { return bits_of(x) - 1u < 0x7C00u; }
 __device__ __forceinline__ bool is_positive(__nv_bfloat16 x) { return bits_of(x) - 1u < 0x7F80u; }
@@ -143,8 +144,7 @@ struct Msfp15Encode {
     }
 };
 
-// y = the elements of share `share` of each box of eight bytes: a thread decodes 8 / SHARES of a
-// box.
+// y = elements share * 8 / SHARES to (share + 1) * 8 / SHARES - 1 of each box of eight bytes.
 struct Msfp15Decode {
     bool keep_nonfinite;
     template <int N>
@@ -158,10 +158,9 @@ struct Msfp15Decode {
     }
 };
 
-// ---- gradient of Relu from the bits that Pack1 makes ---------------------------------------------
+// ---- gradient of Relu from the bits that Pack1 makes --------------------------------------------
 
-// dx[i] = dy[i] where bit 7 - (shift + i) of `bits` is set, else 0: the byte's first `shift`
-// elements are before these.
+// dx[i] = dy[i] where bit 7 - (shift + i) of `bits` is set, else 0.
 __device__ __forceinline__ Vec<T, WRITE> gated(const Vec<T, WRITE>& dy, u32 bits, int shift) {
     Vec<T, WRITE> dx;
 #pragma unroll
@@ -204,11 +203,10 @@ __device__ __forceinline__ void gate_elements(const T* dy, const u8* __restrict_
     }
 }
 
-// ---- Relu, and the bits that Pack1 makes ----------------------------------------------------------
+// ---- Relu, and the bits that Pack1 makes --------------------------------------------------------
 
-// x[i] = 0 where x[i] is neither positive nor NaN; returns the byte whose bit 7 - j is set where
-// its element j is positive. SHARES neighbouring threads have WRITE of a byte's eight elements
-// each, and get the byte.
+// x[i] = max(x[i], 0), a NaN stays. Returns the byte of Pack1: bit 7 - j is set where element j is
+// positive. SHARES neighbouring threads have the eight elements of a byte; each returns the byte.
 __device__ __forceinline__ u32 rectify(Vec<T, WRITE>& x) {
     u32 bits = 0;
 #pragma unroll
@@ -223,9 +221,8 @@ __device__ __forceinline__ u32 rectify(Vec<T, WRITE>& x) {
     return bits;
 }
 
-// y[i] = max(x[i], 0), a NaN stays; bit 7 - i % 8 of bits[i / 8] is set where x[i] > 0; i < n. y
-// and bits are null where they are not asked for. A thread has UNROLL vectors of WRITE elements,
-// THREADS apart.
+// y[i] = max(x[i], 0), a NaN stays; bit 7 - i % 8 of bits[i / 8] is set where x[i] > 0; i < n. y or
+// bits may be null. A thread has UNROLL vectors of WRITE elements, THREADS vectors apart.
 __device__ __forceinline__ void rectify_elements(const T* x, T* y, u8* bits, i64 n, bool aligned) {
     constexpr int UNROLL = TILE_NBYTES / 16;
     const i64 first = static_cast<i64>(blockIdx.x) * (UNROLL * THREADS) + threadIdx.x;
@@ -246,7 +243,7 @@ __device__ __forceinline__ void rectify_elements(const T* x, T* y, u8* bits, i64
         return;
     }
 #pragma unroll 1
-    for (int u = 0; u < UNROLL; ++u) {  // all threads of a warp, for the bits they share
+    for (int u = 0; u < UNROLL; ++u) {  // no early return: rectify shuffles among all lanes
         const i64 element = (first + u * THREADS) * WRITE;
         Vec<T, WRITE> loaded = vec::load_elements<T, WRITE>(x, element, n);
         const u32 found = rectify(loaded);

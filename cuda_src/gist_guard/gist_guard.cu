@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// An encoder that says how far its codes are off.  CPU provider: cupy_training_ops/families/gist_guard/reference.py
+// MSFP15 encoder that also measures its error.  CPU provider: cupy_training_ops/families/gist_guard/reference.py
 //
-// Every warp encodes, and measures groups of a sample, which is a small part of x: half of the warps
-// before, and where there are many groups the others after that, since measuring waits for memory
-// where encoding keeps it busy.
+// Every warp encodes its part of x and measures some groups of a sample of x. Even warps measure
+// first and odd warps encode first: measuring waits for memory latency, encoding uses its
+// bandwidth.
 #include "core/slots.cuh"
 #include "gist_guard/facts.cuh"
 #include "gist_guard/groups.cuh"
@@ -19,10 +19,11 @@ using namespace gist_guard::tile;
 
 using slots::T;
 
-constexpr int BLOCKS = RESIDENT<sizeof(Acc<T>)> / THREADS;  // of a multiprocessor
-constexpr int UNROLL = NBYTES / (TILE * sizeof(T));
-constexpr i64 SPAN = THREADS * UNROLL;  // tiles
+constexpr int BLOCKS = RESIDENT<sizeof(Acc<T>)> / THREADS;  // on a multiprocessor
+constexpr int UNROLL = NBYTES / (TILE * sizeof(T));         // tiles that a thread loads together
+constexpr i64 SPAN = THREADS * UNROLL;                      // tiles that a block encodes together
 
+// y[8 tile .. 8 tile + 7] = codes; nothing if y is null.
 __device__ __forceinline__ void store_codes(u8* y, i64 tile, bool aligned, uint2 codes) {
     if (y == nullptr) return;
     if (aligned)
@@ -32,7 +33,7 @@ __device__ __forceinline__ void store_codes(u8* y, i64 tile, bool aligned, uint2
                                       *reinterpret_cast<const Vec<u8, TILE>*>(&codes));
 }
 
-// The exponent of a tile whose codes are stored.
+// Stores the codes of a tile and returns its shared exponent E.
 __device__ __forceinline__ u32 encode_tile(const Tile<T>& loaded, u8* y, i64 tile, bool aligned,
                                            bool keep_nonfinite) {
     u32 exponent;
@@ -41,14 +42,15 @@ __device__ __forceinline__ u32 encode_tile(const Tile<T>& loaded, u8* y, i64 til
     return exponent;
 }
 
+// loaded[u] = tile span + threadIdx.x + u * THREADS.
 __device__ __forceinline__ void load_span(const T* x, i64 span, Tile<T> (&loaded)[UNROLL]) {
     const Tile<T>* const from = reinterpret_cast<const Tile<T>*>(x) + span + threadIdx.x;
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) loaded[u] = from[u * THREADS];
 }
 
-// The largest exponent of the tiles of every gridDim.x-th span, UNROLL tiles a thread. The next span
-// is loaded before this one is encoded.
+// Encodes every gridDim.x-th span of x to y, UNROLL tiles a thread; returns the thread's largest
+// shared exponent. The next span is loaded before this one is encoded.
 __device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool keep_nonfinite) {
     const i64 step = gridDim.x * SPAN;
     const i64 whole = array.aligned ? array.n / TILE - SPAN : -1;
@@ -82,7 +84,11 @@ __device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool k
 
 using namespace cto;
 
-// aligned: both arrays start at a multiple of 16 bytes. y, guard: or null. totals: of each block.
+// y = MSFP15 boxes of x with KEEP_SIGN, as gist_pack_msfp15_encoder__keep_sign; guard[0..3]
+// = {error, tile_deviation, group_deviation, worst} of a sample of x: Totals::store. y or
+// guard may be null. groups to lanes: members of Sample. grouped: x has groups; else
+// Sample's groups are only a way to cut it up, and group_deviation and worst stay 0. totals:
+// scratch of a Totals for each block. aligned: x and y start at a multiple of 16 bytes.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gist_guarded_msfp15_encoder(const T* x, u8* y, i64 n, bool aligned, bool keep_nonfinite,
                                 i64 groups, i64 inner, i64 stride, u32 per_run, u32 pieces,
@@ -102,8 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             exponent = encode_tiles(array, y, keep_nonfinite);
             continue;
         }
-        Totals& own =
-            shared.of_thread[threadIdx.x];  // in registers it would cost the encoding some
+        Totals& own = shared.of_thread[threadIdx.x];  // registers are for encoding
         own = {};
         measure_groups(array, sample, grouped, rank, static_cast<i64>(gridDim.x) * WARPS, own);
         Totals found = own;

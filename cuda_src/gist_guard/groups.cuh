@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Groups of elements, of which a sample is measured, by some lanes each.
+// Measures of groups of elements: neighbouring lanes of a warp measure a sample of a group's tiles.
 #pragma once
 #include "gist_guard/sums.cuh"
 #include "gist_guard/tile.cuh"
@@ -9,6 +9,7 @@ namespace cto::gist_guard::groups {
 using namespace gist_guard::sums;
 using namespace gist_guard::tile;
 
+// x[0 .. n); aligned: x starts at a multiple of 16 bytes.
 template <class T>
 struct Array {
     const T* x;
@@ -16,19 +17,21 @@ struct Array {
     bool aligned;
 };
 
-// Which elements are measured: cupy_training_ops/families/gist_guard/sample.py says it in words. A
-// piece has `tiles` tiles, a power of two; `lanes` are at a group, a multiple of it.
+// x has shape (outer, groups, inner). A run is `inner` neighbouring elements of one group; it
+// is cut into `per_run` pieces of `tiles` tiles. Of every `stride` pieces of a group one is
+// measured, chosen by a hash: `pieces` in all. `lanes` lanes share a group; tiles divides
+// lanes, powers of two both.
 struct Sample {
     i64 groups, inner, stride;
     u32 per_run, pieces, tiles, lanes;
 };
 
-// The elements [begin, end) of a tile that are of a group's piece; `there` elements exist.
+// A tile of a piece: its elements [begin, end) belong to the group; elements [0, there) exist.
 struct Share {
     i64 tile;
     int begin, end, there;
 
-    // Tile number `tile` of piece k of a group.
+    // Tile number `tile` of measured piece k of the group.
     __device__ __forceinline__ Share(const Sample& sample, i64 group, u32 k, u32 tile, i64 n) {
         const u32 hash = (static_cast<u32>(group) * sample.pieces + k) * HASH >> HALF;
         i64 run = static_cast<i64>(k) * sample.stride +
@@ -49,7 +52,7 @@ struct Share {
     }
 };
 
-// Sums over elements of one group, by their distances from its first.
+// Sums over measured elements of a group, d = x - first element of the group: error, d, and d^2.
 struct GroupSums {
     double off = 0, distance = 0, squares = 0;
     int n = 0;
@@ -70,13 +73,13 @@ struct GroupSums {
             n += __shfl_xor_sync(ALL_LANES, n, step);
         }
     }
-    // sum of (x - mean)^2 = squares - distance^2 / n: at least 0, which rounding could miss.
+    // sum of (x - mean)^2 = squares - distance^2 / n; rounding could make it negative.
     __device__ __forceinline__ double deviation() const {
         return larger(squares - distance * (distance / n), 0);
     }
 };
 
-// A lane's part of a group, measured a tile at a time.
+// The lane's part of a group: the tiles of every (lanes / tiles)-th measured piece.
 template <class T>
 __device__ __forceinline__ GroupSums measure_group(const Array<T>& array, const Sample& sample,
                                                    i64 group, Totals& totals) {
@@ -98,8 +101,8 @@ __device__ __forceinline__ GroupSums measure_group(const Array<T>& array, const 
     return sums;
 }
 
-// Every n_warps-th some of the groups, a warp at some; grouped: or they are no groups, only what there
-// is.
+// Adds groups to `totals`: a warp measures WARP / lanes neighbouring groups at a time. Without
+// `grouped` only the error and tile_deviation are summed.
 template <class T>
 __device__ __forceinline__ void measure_groups(const Array<T>& array, const Sample& sample,
                                                bool grouped, i64 warp, i64 n_warps,

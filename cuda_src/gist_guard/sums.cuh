@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The guard, and the sums it is made of, in double: squares of any float fit.
+// The guard and the sums that it is computed from, in double, which has room for squares of floats.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "gist_guard/tile.cuh"
@@ -16,7 +16,7 @@ __device__ __forceinline__ double shuffled(double x, u32 step) {
     return __shfl_xor_sync(ALL_LANES, x, step);
 }
 
-// Sums over some elements x and groups, or over all, in the units of x:
+// Sums over measured elements x and groups, in the units of x:
 //     error             sum of (decoded x - x)^2
 //     tile_deviation    sum of (x - its tile's mean)^2
 //     group_deviation   sum of (x - its group's mean)^2
@@ -33,18 +33,18 @@ struct Totals {
         worst = larger(other.worst, worst);
         exponent = max(other.exponent, exponent);
     }
-    // Adds one group: group_deviation += deviation, worst = max(worst, of_group / deviation), where
-    // `of_group` is the group's error. worst becomes infinite where of_group >= MOST_RATIO *
-    // deviation; an error of 0 leaves worst as it is.
+    // Adds one group: group_deviation += deviation, worst = max(worst, of_group / deviation),
+    // where `of_group` is the group's error. worst becomes infinite where of_group >= MOST_RATIO
+    // * deviation; an error of 0 leaves worst as it is.
     __device__ __forceinline__ void add_group(double deviation, double of_group) {
         group_deviation += deviation;
         if (!(of_group > 0)) return;
         const bool finite = of_group < MOST_RATIO * deviation;
         worst = larger(finite ? of_group / deviation : infinity(), worst);
     }
-    // guard = {error, tile_deviation, group_deviation, worst}, the first three in squares of the quantum
-    // 2^(E - 127) of the largest E: unit = 2^(254 - 2 E), whose biased exponent in double is 1277 - 2 E.
-    // {infinity, 0, 0, infinity} where a tile is not finite.
+    // guard = {error, tile_deviation, group_deviation, worst}, the first three in squares of the
+    // quantum 2^(E - 127) of the largest E: unit = 2^(254 - 2 E), whose biased exponent in double
+    // is 1277 - 2 E. {infinity, 0, 0, infinity} where a tile is not finite.
     __device__ __forceinline__ void store(float* guard) const {
         const bool finite = exponent < NOT_FINITE;
         const double unit =
@@ -63,7 +63,8 @@ __device__ __forceinline__ Totals loaded(const Totals& from) {
             __ldcg(&from.worst), __ldcg(&from.exponent)};
 }
 
-// totals = those of the first n lanes of a warp added up, in each of the n lanes; n is a power of two.
+// totals = those of the first n lanes of a warp added up, in each of the n
+// lanes; n is a power of two.
 __device__ __forceinline__ void sum_lanes(Totals& totals, u32 n) {
 #pragma unroll 1
     for (u32 step = n / 2; step > 0; step /= 2)
@@ -72,7 +73,7 @@ __device__ __forceinline__ void sum_lanes(Totals& totals, u32 n) {
                     __shfl_xor_sync(ALL_LANES, totals.exponent, step)});
 }
 
-// Shared memory of a block's sums.
+// Shared memory for the sums of a block's threads and warps.
 template <int THREADS>
 struct Shared {
     static constexpr u32 WARPS = THREADS / WARP;
@@ -80,7 +81,7 @@ struct Shared {
     bool last;
 };
 
-// Returns shared.of_warp[0] + ... + shared.of_warp[WARPS - 1] in thread 0.
+// Thread 0 returns shared.of_warp[0] + ... + shared.of_warp[WARPS - 1]. Has a barrier.
 template <int THREADS>
 __device__ __forceinline__ Totals sum_warps(const Shared<THREADS>& shared) {
     Totals sum{};
@@ -91,8 +92,8 @@ __device__ __forceinline__ Totals sum_warps(const Shared<THREADS>& shared) {
     return sum;
 }
 
-// of_blocks[blockIdx.x] = the block's totals, from shared.of_warp; the block that finishes last adds those
-// of all blocks and stores the guard.
+// of_blocks[blockIdx.x] = the block's totals, from shared.of_warp; the block that finishes last
+// adds those of all blocks and stores the guard.
 template <int THREADS>
 __device__ __forceinline__ void finish(double* of_blocks, Zeroed<u32>* ticket, float* guard,
                                        Shared<THREADS>& shared) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Measures of a tile of eight elements: how far their codes are off, and how they deviate.
+// Measures of a tile of eight elements: the error of their codes, and deviations from means.
 //
-// Both in quanta: E is the tile's shared exponent, a quantum 2^(E - 127), a step of M a 32nd of it. In
-// quanta no square leaves float's range.
+// E is the tile's shared exponent. Here a quantum is 2^(E - 127), and a step of M is 1/32 quantum.
+// Elements are measured in quanta, so that squares stay in float's range.
 #pragma once
 #include "core/vec.cuh"
 #include "format/msfp15.cuh"
@@ -15,17 +15,17 @@ using vec::Vec;
 
 constexpr u32 NOT_FINITE = 255;
 constexpr float STEP = 0x1p-5f, HALF_STEP = 0x1p-6f, MOST_STEPS = 63 * STEP;
-constexpr float TO_STEPS = 0x1p18f;  // from which on a float's unit is a step
+constexpr float TO_STEPS = 0x1p18f;  // x + TO_STEPS is rounded to multiples of STEP
 
 // ---- tiles --------------------------------------------------------------------------------------
 
+// Eight elements as loaded: two a word if they have 2 bytes. Unit<T>::at reads one.
 template <class T>
 using Unit = vec::Unit<T, vec::IN_WORDS<T, TILE>>;
-// Elements of two bytes stay in words.
 template <class T>
 using Tile = Vec<typename Unit<T>::Held, TILE * sizeof(T) / sizeof(typename Unit<T>::Held)>;
 
-// Zeros behind the last of n elements. aligned: x begins at a multiple of 16 bytes.
+// Tile `tile` of x, zeros past x[n - 1]. aligned: x starts at a multiple of 16 bytes.
 template <class T>
 __device__ __forceinline__ Tile<T> load_tile(const T* x, i64 tile, i64 n, bool aligned) {
     const i64 first = tile * TILE;
@@ -34,15 +34,16 @@ __device__ __forceinline__ Tile<T> load_tile(const T* x, i64 tile, i64 n, bool a
     return *reinterpret_cast<const Tile<T>*>(&elements);
 }
 
-// The shared exponent E of a tile: that of its largest magnitude, as biased in float. 255: not finite.
+// The shared exponent E of a tile: float's biased exponent of its largest magnitude; 255 if one is
+// not finite.
 __device__ __forceinline__ u32 exponent_of(const float (&x)[TILE]) {
     u32 largest = 0;
 #pragma unroll
     for (int j = 0; j < TILE; ++j) largest = max(largest, bits_of(x[j]) & 0x7FFFFFFFu);
     return largest >> 23;
 }
-// The shared exponent E of a tile: double's biased exponent of its largest magnitude less 896,
-// which is float's bias; at least 0, and 255 where it is beyond float.
+// The same of doubles: E = biased exponent - 896 (1023 - 127), at least 0; 255
+// beyond float's range.
 __device__ __forceinline__ u32 exponent_of(const double (&x)[TILE]) {
     u32 largest = 0;
 #pragma unroll
@@ -54,10 +55,11 @@ __device__ __forceinline__ u32 exponent_of(const double (&x)[TILE]) {
 
 // ---- quanta -------------------------------------------------------------------------------------
 
+// 2^(E - 127).
 __device__ __forceinline__ double quantum_of(u32 exponent) {
     return double_of(static_cast<u64>(896 + exponent) << 52);
 }
-// The factor of elements: subnormal where E is 254, which a float may be.
+// 1 / quantum. For E = 254 that is a subnormal float.
 __device__ __forceinline__ float scale_of(float, u32 exponent) {
     return __uint_as_float(max(static_cast<i32>((254 - exponent) << 23), 0x00400000));
 }
@@ -65,7 +67,7 @@ __device__ __forceinline__ double scale_of(double, u32 exponent) {
     return double_of(static_cast<u64>(1150 - exponent) << 52);
 }
 
-// Half a step where x is not 0, else less.
+// The least size of x for rounding: half a step, which rounds to M = 1, if x is not 0; else less.
 __device__ __forceinline__ float least_of(float x) {
     const u32 half_step = __float_as_uint(HALF_STEP);
     return __uint_as_float(min((bits_of(x) & 0x7FFFFFFFu) + (half_step - 1), half_step));
@@ -74,8 +76,8 @@ __device__ __forceinline__ float least_of(double x) {
     return bits_of(x) << 1 != 0 ? HALF_STEP : 0.0f;
 }
 
-// How far the code of x, in quanta, is off: M is |x| in steps, rounded half up, from 1 (but 0 of 0) to
-// 63.
+// |x| - |decoded x|, in quanta: M = |x| / STEP rounded half up, from 1 (but 0 of 0) to
+// 63. least = least_of(x).
 template <class A>
 __device__ __forceinline__ float off_of(A quanta, float least) {
     const float size = fabsf(format::msfp15::truncated(quanta));
@@ -84,16 +86,16 @@ __device__ __forceinline__ float off_of(A quanta, float least) {
     return static_cast<float>(fabs(quanta) - static_cast<A>(at_step - TO_STEPS));
 }
 
-// ---- what is measured ---------------------------------------------------------------------------
+// ---- measures -----------------------------------------------------------------------------------
 
-// An element as it is, subnormal ones too.
+// x as a double, exactly, also if it is subnormal.
 __device__ __forceinline__ double exactly(double x) { return x; }
 template <class T>
 __device__ __forceinline__ double exactly(T x) {
     return widen_subnormal(format::msfp15::truncated<true>(x));
 }
 
-// Sums over the elements x of a tile that are of one group; without meaning where the tile is not finite.
+// Sums over the elements x of a tile that belong to one group; undefined if the tile is not finite.
 struct Measured {
     double off;        // (decoded x - x)^2
     double from_tile;  // (x - the tile's mean)^2
@@ -101,8 +103,8 @@ struct Measured {
     double squares;    // (x - the group's origin)^2
 };
 
-// Elements [begin, end) of a tile of which `there` exist; WHOLE: all eight. Distances in the tile are
-// from the first of them, so that large means lose no digits.
+// Measures elements [begin, end) of a tile of which [0, there) exist; WHOLE: all eight. Deviations
+// are summed as distances from element `begin`, which lose no digits if the mean is large.
 template <bool WHOLE, class T>
 __device__ __forceinline__ Measured measured(const Tile<T>& tile, double origin, int begin, int end,
                                              int there) {

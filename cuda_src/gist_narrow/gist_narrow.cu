@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Gist codecs of numbers in few bits.  CPU provider: cupy_training_ops/families/gist_narrow/reference.py
 //
-// FP10 and indices are mapped vector by vector. Of scaled numbers 16 threads read a block of 128
-// elements (of integers 4 a block of 32), find its scale together and write its codes; 128 threads
-// are at a tile.
+// FP10 and indices: a thread encodes or decodes one vector by itself. Scaled numbers: blocks of 128
+// elements (int8: 32) share a scale; 16 neighbouring threads (int8: 4) find it by shuffles, each
+// encoding 8 elements. A tile is 1,024 elements, of 128 threads.
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "format/fp10.cuh"
@@ -27,10 +27,10 @@ using vec::Vec;
 using slots::T;
 using Index = CTO_INDEX;
 
-constexpr int RESIDENT = 3;           // blocks of a multiprocessor: 56 registers a thread
-constexpr int WRITE = vec::WIDTH<T>;  // elements that a decoder writes together
+constexpr int RESIDENT = 3;           // blocks on a multiprocessor: leaves 56 registers a thread
+constexpr int WRITE = vec::WIDTH<T>;  // elements in a decoder's 16-byte store
 
-// ---- FP10: 48 bytes of elements are whole words, and three shares of 16 bytes ---------------------
+// ---- FP10: an encoder's 48 bytes become whole words, which three decoding threads share ---------
 
 constexpr int FP10_READ = 48 / sizeof(T);
 constexpr int FP10_WORDS = FP10_READ / facts::FP10_IN_WORD;
@@ -38,6 +38,7 @@ constexpr int FP10_WORDS = FP10_READ / facts::FP10_IN_WORD;
 using EncodeFp10 = Tiling<FP10_READ, FP10_WORDS, 1, FP10_NBYTES, THREADS>;
 using DecodeFp10 = Tiling<FP10_WORDS, WRITE, 3, NBYTES, THREADS>;
 
+// y[k] = the FP10 codes of x[3 k], x[3 k + 1] and x[3 k + 2].
 struct ToFp10 {
     __device__ Vec<u32, FP10_WORDS> operator()(const Vec<T, FP10_READ>& x, int) const {
         Vec<u32, FP10_WORDS> y;
@@ -45,6 +46,8 @@ struct ToFp10 {
         return y;
     }
 };
+// y = elements share * WRITE to (share + 1) * WRITE - 1 of those that the
+// words x encode, share < 3.
 struct FromFp10 {
     __device__ Vec<T, WRITE> operator()(const Vec<u32, FP10_WORDS>& x, int share) const {
         Vec<T, WRITE> y;
@@ -53,7 +56,7 @@ struct FromFp10 {
     }
 };
 
-// ---- indices: two in a byte, the first in its lower half ------------------------------------------
+// ---- indices: two in a byte, the first in its lower half ----------------------------------------
 
 constexpr int READ_INDICES = sizeof(Index) == 1 ? 16 : 8;
 constexpr int WRITTEN_INDICES = vec::WIDTH<Index>;
@@ -61,6 +64,7 @@ constexpr int WRITTEN_INDICES = vec::WIDTH<Index>;
 using EncodeIndices = Tiling<READ_INDICES, READ_INDICES / IN_BYTE, 1, NBYTES, THREADS>;
 using DecodeIndices = Tiling<WRITTEN_INDICES / IN_BYTE, WRITTEN_INDICES, 1, NBYTES, THREADS>;
 
+// y[k] = x[2 k] & 15 | (x[2 k + 1] & 15) << 4.
 struct ToIndices {
     __device__ Vec<u8, READ_INDICES / IN_BYTE> operator()(const Vec<Index, READ_INDICES>& x,
                                                           int) const {
@@ -72,7 +76,7 @@ struct ToIndices {
     }
 };
 
-// Four codes at a time: their lower halves and their upper halves, put between each other.
+// Bytes y[2 k] = x[k] & 15 and y[2 k + 1] = x[k] >> 4, four bytes of x at a time.
 __device__ __forceinline__ void decode_words(const u32* x, u32* y) {
 #pragma unroll
     for (int i = 0; i < WRITTEN_INDICES / 8; ++i) {
@@ -82,6 +86,7 @@ __device__ __forceinline__ void decode_words(const u32* x, u32* y) {
     }
 }
 
+// y[i] = x[i / 2] & 15 for even i, x[i / 2] >> 4 for odd i.
 struct FromIndices {
     __device__ Vec<Index, WRITTEN_INDICES> operator()(const Vec<u8, WRITTEN_INDICES / IN_BYTE>& x,
                                                       int) const {
@@ -97,40 +102,44 @@ struct FromIndices {
     }
 };
 
-// ---- scaled numbers: tiles of scales, 2 bytes a block, and 1,024 codes -----------------------------
+// ---- scaled numbers: an encoded tile is its scales, 2 bytes a block, then 1,024 codes of 1 byte -
 
 constexpr int READ = 8;
 constexpr int TILE_THREADS = TILE / READ;
-constexpr int TILES = THREADS / TILE_THREADS;          // that a block of threads is at together
+constexpr int TILES = THREADS / TILE_THREADS;          // tiles that a thread block encodes at once
 constexpr int ENCODED = NBYTES / (READ * sizeof(T));   // vectors that a thread encodes
-constexpr int DECODED = NBYTES / (WRITE * sizeof(T));  // and decodes
+constexpr int DECODED = NBYTES / (WRITE * sizeof(T));  // vectors that a thread decodes
 static_assert(THREADS % TILE_THREADS == 0, "no tile is that of two blocks of threads");
 
 using Elements = Vec<T, READ>;
 
+// Position of a thread's first element: its tile and its number in the tile. in_array is an index
+// of an element; of_code and of_scale are offsets in the encoded bytes.
 template <int BLOCK>
 struct Place {
-    static constexpr int SCALES = 2 * TILE / BLOCK;  // bytes
+    static constexpr int SCALES = 2 * TILE / BLOCK;  // bytes of a tile's scales
     i64 tile;
-    int element;  // of the tile
+    int element;
     __device__ i64 in_array() const { return tile * TILE + element; }
     __device__ i64 of_code() const { return tile * (TILE + SCALES) + SCALES + element; }
     __device__ i64 of_scale() const { return tile * (TILE + SCALES) + element / BLOCK * 2; }
 };
 
+// The place of the thread's vector u, of READ elements: 128 neighbouring threads have one tile.
 template <int BLOCK>
 __device__ __forceinline__ Place<BLOCK> encoded_place(int u) {
     const i64 first = static_cast<i64>(blockIdx.x) * (ENCODED * TILES) + u * TILES;
     return {first + threadIdx.x / TILE_THREADS,
             static_cast<int>(threadIdx.x % TILE_THREADS) * READ};
 }
+// The place of the thread's vector u, of WRITE elements: THREADS vectors apart.
 template <int BLOCK>
 __device__ __forceinline__ Place<BLOCK> decoded_place(int u) {
     const i64 first = (static_cast<i64>(blockIdx.x) * DECODED + u) * THREADS + threadIdx.x;
     return {first * WRITE / TILE, static_cast<int>(first * WRITE % TILE)};
 }
 
-// The largest of the threads that have a block together.
+// max(largest) over the BLOCK / READ neighbouring threads of a block of elements.
 template <int BLOCK, class M>
 __device__ __forceinline__ M largest_of_block(M largest) {
 #pragma unroll
@@ -139,17 +148,20 @@ __device__ __forceinline__ M largest_of_block(M largest) {
     return largest;
 }
 
+// A thread's codes, and the scale of its block in the lower 16 bits.
 struct Encoded {
     Vec<u8, READ> codes;
-    int scale;  // its lower 16 bits
+    int scale;
 };
 
+// code = x / 2^scale in the 8-bit float F. scale is the smallest integer at which the block's
+// largest finite element does not round beyond F's largest number.
 template <class F>
 struct ScaledFp8 {
     static constexpr int BLOCK = facts::gist_narrow::BLOCK;
     using Magnitude = decltype(scaled_fp8::magnitude_of(Acc<T>(0)));
 
-    // A block's largest magnitude; what is not finite counts unless it is left out.
+    // The block's largest magnitude, as bits; leave_out: of its finite elements only.
     static __device__ __forceinline__ Magnitude largest_of(const Elements& x, bool leave_out) {
         const Magnitude infinity = scaled_fp8::infinity_like(Acc<T>(0));
         Magnitude largest = 0;
@@ -161,7 +173,8 @@ struct ScaledFp8 {
         return largest_of_block<BLOCK>(largest);
     }
 
-    // The codes of finite elements; in double element by element.
+    // Byte j = the code of x[j], j < 4; power = 2^-scale. The conversions to four codes at once are
+    // from float, and not for infinity or NaN.
     static __device__ __forceinline__ u32 four_codes(const T* x,
                                                      const scaled_fp8::Power<Acc<T>>& power,
                                                      bool finite) {
@@ -179,7 +192,7 @@ struct ScaledFp8 {
         return codes;
     }
 
-    // Encodes this thread's elements, by the scale of the block that neighbouring threads have together.
+    // All threads of a warp call it: the threads of a block of elements find its scale together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
         Magnitude largest = largest_of(x, false);
         const bool finite = !__any_sync(ALL_LANES, largest >= scaled_fp8::infinity_like(Acc<T>(0)));
@@ -194,6 +207,7 @@ struct ScaledFp8 {
         return encoded;
     }
 
+    // y[i] = (number of codes[i]) * 2^scale. decode_four is faster for E4M3 only.
     static __device__ __forceinline__ Vec<T, WRITE> decode(const Vec<u8, WRITE>& codes, int scale) {
         const auto power = scaled_fp8::power_of_two(scale + F::UNSCALED, Acc<T>(0));
         Vec<T, WRITE> y;
@@ -210,10 +224,13 @@ struct ScaledFp8 {
     }
 };
 
+// code = round(x / scale), an int8; scale = the block's largest magnitude / 127, a bfloat16.
+// KEEP_SIGN: elements other than 0 that would round to 0 become 1 or -1.
 template <bool KEEP_SIGN>
 struct ScaledInt8 {
     static constexpr int BLOCK = INT8_BLOCK;
 
+    // All threads of a warp call it: the threads of a block of elements find its scale together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
         float narrow[READ];
         u32 largest = 0;
@@ -246,6 +263,8 @@ struct ScaledInt8 {
     }
 };
 
+// y = the tiles of x encoded by C. A thread encodes ENCODED vectors; the first thread of a block of
+// elements stores its scale. Full tiles of aligned arrays are loaded before any is stored.
 template <class C>
 __device__ __forceinline__ void encode_blocks(const T* __restrict__ x, u8* __restrict__ y, i64 n_x,
                                               i64 n_y, bool aligned) {
@@ -279,6 +298,7 @@ __device__ __forceinline__ void encode_blocks(const T* __restrict__ x, u8* __res
     }
 }
 
+// y = the elements that C has encoded in x. A thread decodes DECODED vectors, THREADS apart.
 template <class C>
 __device__ __forceinline__ void decode_blocks(const u8* __restrict__ x, T* __restrict__ y, i64 n_x,
                                               i64 n_y, bool aligned) {
@@ -315,46 +335,61 @@ using namespace cto;
 
 // ---- entry points; aligned: both arrays start at a multiple of 16 bytes -------------------------
 
+// y[k] = the FP10 codes of x[3 k], x[3 k + 1] and x[3 k + 2], the first in the lowest bits; zeros
+// after x[n_x - 1].
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_fp10_encoder(const T* x, u32* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<EncodeFp10>(aligned, x, y, n_x, n_y, ToFp10{});
 }
+// y[i] = the FP10 number in bits 10 (i % 3) to 10 (i % 3) + 9 of x[i / 3].
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_fp10_decoder(const u32* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<DecodeFp10>(aligned, x, y, n_x, n_y, FromFp10{});
 }
+// y[k] = x[2 k] & 15 | (x[2 k + 1] & 15) << 4: indices from 0 to 15, two in a byte.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_index4_encoder(const void* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<EncodeIndices>(aligned, static_cast<const Index*>(x), y, n_x, n_y, ToIndices{});
 }
+// y[i] = x[i / 2] & 15 for even i, x[i / 2] >> 4 for odd i.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_index4_decoder(const u8* x, void* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<DecodeIndices>(aligned, x, static_cast<Index*>(y), n_x, n_y, FromIndices{});
 }
+// y = for each tile of 1,024 elements 8 scales s of 16 bits, then 1,024 codes x[i] / 2^s in E4M3,
+// s being the scale of the element's block of 128. A thread encodes 8 elements of a tile at a time.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_block_e4m3_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     encode_blocks<ScaledFp8<scaled_fp8::E4m3>>(x, y, n_x, n_y, aligned);
 }
+// y[i] = (E4M3 number of code i) * 2^s, s being the scale of the element's block of 128.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_block_e4m3_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_blocks<ScaledFp8<scaled_fp8::E4m3>>(x, y, n_x, n_y, aligned);
 }
+// y = for each tile of 1,024 elements 8 scales s of 16 bits, then 1,024 codes x[i] / 2^s in E5M2,
+// s being the scale of the element's block of 128. A thread encodes 8 elements of a tile at a time.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_block_e5m2_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     encode_blocks<ScaledFp8<scaled_fp8::E5m2>>(x, y, n_x, n_y, aligned);
 }
+// y[i] = (E5M2 number of code i) * 2^s, s being the scale of the element's block of 128.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_block_e5m2_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_blocks<ScaledFp8<scaled_fp8::E5m2>>(x, y, n_x, n_y, aligned);
 }
+// y = for each tile of 1,024 elements 32 scales s in bfloat16, then 1,024 codes round(x[i] / s) in
+// int8, s being the scale of the element's block of 32. A thread encodes 8 elements at a time.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_int8_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     encode_blocks<ScaledInt8<false>>(x, y, n_x, n_y, aligned);
 }
+// gist_int8_encoder, but elements other than 0 that would round to 0 become 1 or -1.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_int8_encoder__keep_sign(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     encode_blocks<ScaledInt8<true>>(x, y, n_x, n_y, aligned);
 }
+// y[i] = (int8 of code i) * s, s being the scale of the element's block of 32.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_int8_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_blocks<ScaledInt8<false>>(x, y, n_x, n_y, aligned);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// 8-bit floats of x / 2^s: the scale s that a block needs, and codes there and back.
+// 8-bit floats of x / 2^s: the scale s of a block, its codes, and their decoding.
 //
-// E4M3 has no infinity, its NaN is 0x7F; E5M2 has both. What is not finite counts for no scale.
+// E4M3 has no infinity and one NaN, 0x7F; E5M2 has both. Scales are of finite elements only.
 #pragma once
 #include "core/vec.cuh"
 #include "format/nan.cuh"
@@ -9,9 +9,9 @@
 
 namespace cto::format::scaled_fp8 {
 
-// FIRST_BEYOND: fraction of a float from which a number of the largest exponent rounds beyond the
-// largest code, or after it where such a tie stays. AS_HALF: a code's bits, moved up by so many, are
-// a half of the code's value / 2^UNSCALED.
+// A float with the largest exponent rounds beyond the largest code if its fraction is at least
+// FIRST_BEYOND + TIE_STAYS: E4M3's largest number is even, so that a tie rounds down to it.
+// (code & 0x7F) << AS_HALF are the bits of the half |code| / 2^UNSCALED.
 struct E4m3 {
     static constexpr int BIAS = 7, FRACTION = 3, LARGEST_EXPONENT = 8;
     static constexpr u32 FIRST_BEYOND = 0x680000, TIE_STAYS = 1;
@@ -30,7 +30,8 @@ __device__ __forceinline__ u64 magnitude_of(double x) { return bits_of(x) & 0x7F
 __device__ __forceinline__ u32 infinity_like(float) { return 0x7F800000u; }
 __device__ __forceinline__ u64 infinity_like(double) { return 0x7FF0000000000000ull; }
 
-// The smallest s at which a magnitude rounds to no more than the largest code; 0 for zero.
+// The smallest s at which magnitude / 2^s does not round beyond the largest code; 0 for zero.
+// `magnitude` has the bits of a float or of a double.
 template <class F>
 __device__ __forceinline__ int scale_of(u32 magnitude) {
     if (magnitude == 0) return 0;
@@ -49,8 +50,8 @@ __device__ __forceinline__ int scale_of(u64 magnitude) {
     return exponent - F::LARGEST_EXPONENT + (fraction >= first_beyond);
 }
 
-// 2^exponent = first * second, as A may not hold it in one number. An exponent beyond what any finite
-// product needs is cut, so that both are normal numbers.
+// 2^exponent = first * second: in one number of type A it may overflow or be subnormal. An exponent
+// beyond what any finite product needs is clamped, so that both factors are normal.
 template <class A>
 struct Power {
     A first, second;
@@ -71,6 +72,7 @@ __device__ __forceinline__ double times(double x, const Power<double>& power) {
     return x * power.first * power.second;
 }
 
+// element * power in F, rounded to nearest even; infinity and NaN included.
 template <class F, class E>
 __device__ __forceinline__ u32 encode(E element, const Power<Acc<E>>& power) {
     const auto x = to_acc(element);
@@ -81,7 +83,7 @@ __device__ __forceinline__ u32 encode(E element, const Power<Acc<E>>& power) {
     return nan::sign_of(element) >> 24 | code;
 }
 
-// Four codes of numbers that are finite and scaled, the first in the lowest byte.
+// Byte j = x[j] in F, j < 4, for finite numbers that do not round beyond the largest code.
 template <class F>
 __device__ __forceinline__ u32 codes_of(const float (&x)[4]) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 890
@@ -105,7 +107,7 @@ __device__ __forceinline__ u32 codes_of(const float (&x)[4]) {
 #endif
 }
 
-// power: of s + UNSCALED.
+// The number of a code, times 2^s; power = 2^(s + UNSCALED).
 template <class F, class E>
 __device__ __forceinline__ E decode(u32 code, const Power<Acc<E>>& power) {
     const u32 magnitude = code & 0x7Fu;
@@ -115,8 +117,8 @@ __device__ __forceinline__ E decode(u32 code, const Power<Acc<E>>& power) {
     return from_acc<E>(times(value, power));
 }
 
-// Four codes, the first in the lowest byte: two at a time, then those of NaN. Of codes that are the
-// upper byte of a half (AS_HALF 8) that gains nothing.
+// y[j] = decode(byte j of codes), j < 4: two at a time as halves, then NaNs are put in their
+// places. For AS_HALF = 8 this is no faster than `decode`.
 template <class F, class E>
 __device__ __forceinline__ void decode_four(u32 codes, const Power<Acc<E>>& power, E* y) {
 #pragma unroll

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// 8-bit integers of x / s, where s is a bfloat16: the scale of a block, and codes there and back.
+// 8-bit integers round(x / s), s a bfloat16: the scale s of a block, its codes, and their decoding.
 //
-// A block that is not finite has NaN as its scale and zeros as its codes.
+// A block with an infinity or a NaN has NaN as its scale and zeros as its codes.
 #pragma once
 #include "core/vec.cuh"
 #include "format/nan.cuh"
@@ -12,8 +12,8 @@ namespace cto::format::scaled_int8 {
 constexpr int LARGEST = 127;
 constexpr u32 NAN_SCALE = 0x7FC0;
 
-// scale = bfloat16(max(largest / LARGEST, INT8_LEAST_SCALE)), or NAN_SCALE where `largest` is not
-// finite. `largest` are the bits of a block's largest magnitude in float; returns the scale's bits.
+// bfloat16(max(largest / LARGEST, INT8_LEAST_SCALE)) as bits; NAN_SCALE if `largest` is not finite.
+// `largest`: bits of a block's largest magnitude in float.
 __device__ __forceinline__ u32 scale_of(u32 largest) {
     if (largest >= 0x7F800000u) return NAN_SCALE;
     const float scale = __uint_as_float(largest) * (1.0f / LARGEST);
@@ -23,7 +23,7 @@ __device__ __forceinline__ u32 scale_of(u32 largest) {
 
 __device__ __forceinline__ float value_of(u32 scale) { return __uint_as_float(scale << 16); }
 
-// The factor of elements; 0 where their block is not finite.
+// 1 / scale, by which elements are multiplied; 0 for NAN_SCALE.
 __device__ __forceinline__ float inverse_of(u32 scale) {
     return scale == NAN_SCALE ? 0.0f : 1.0f / value_of(scale);
 }
@@ -33,7 +33,7 @@ __device__ __forceinline__ int rounded(float x, float inverse) {
     return min(max(__float2int_rn(x * inverse), -LARGEST), LARGEST);
 }
 
-// A scale below the smallest normal number counts as 0: encoders make none.
+// code * scale. A subnormal scale counts as 0; encoders write none.
 template <class E>
 __device__ __forceinline__ E decode(u8 code, int scale) {
     const u32 bits = static_cast<u32>(scale) & 0xFFFFu;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A sparse code: its parts, and whether what stands there can be one. Codes may be anything.
+// Layout of a sparse code, and checks on it: a code that is decoded may be any bytes.
 //
 //     code | head | starts, 8 bytes a tile | mask | values of tile 0 | values of tile 1 | ...
 //          0      16                      mask   values
@@ -10,7 +10,7 @@ namespace cto::gist_sparse::code {
 
 using namespace tile;
 
-// A code's parts, in bytes from its beginning; nbytes of it are there.
+// A code's size, and offsets of its mask and of its first value, in bytes.
 struct Code {
     i64 nbytes, mask, values;
 };
@@ -20,16 +20,16 @@ __device__ __forceinline__ i64 tiles_of(i64 n) {
     return (n + TILE<T> - 1) / TILE<T>;
 }
 
-// True if a code has the elements as they are.
+// True if the code is its head and the raw elements.
 template <class T>
 __device__ __forceinline__ bool is_kept(const u8* x, i64 n, const Code& code, bool aligned) {
     return HEAD_NBYTES + n * static_cast<i64>(sizeof(T)) <= code.nbytes &&
            load_any<u64>(x + 8, aligned) != 0;
 }
 
-// True if a code is sparse, and its values and starts lie as those of n elements of this width do.
-// Elements of another width have other tiles. Where they have two tiles instead of one, or one instead of
-// two, the words after the starts differ.
+// True if a code is sparse and was made from n elements of sizeof(T): then values begin at
+// code.values, and an odd number of starts is followed by a 0. For another element size the number
+// of tiles differs, and with it one of the two.
 template <class T>
 __device__ __forceinline__ bool is_of_width(const u8* x, i64 n, const Code& code, bool aligned) {
     const i64 tiles = tiles_of<T>(n);
@@ -38,7 +38,8 @@ __device__ __forceinline__ bool is_of_width(const u8* x, i64 n, const Code& code
            (tiles % 2 == 0 || load_any<u64>(x + HEAD_NBYTES + 8 * tiles, aligned) == 0);
 }
 
-// The groups of a tile, GROUPS at most, where the code has them all, else none: codes may be anything.
+// Number of groups in bytes begin to end of the code; 0 if these are not inside the code, not
+// multiples of 16, or more than GROUPS groups.
 template <int GROUPS>
 __device__ __forceinline__ u32 sound_groups(i64 begin, i64 end, const Code& code) {
     const bool inside = begin >= code.values && begin <= end && end <= code.nbytes;
@@ -48,7 +49,7 @@ __device__ __forceinline__ u32 sound_groups(i64 begin, i64 end, const Code& code
                : 0;
 }
 
-// True if a tile's values, or none, have a place in the code.
+// True if the range of bytes that the starts give to a tile is valid for values; it may be empty.
 template <class T, int GROUPS>
 __device__ __forceinline__ bool has_place(const u8* x, i64 tile, i64 n, const Code& code,
                                           bool aligned) {

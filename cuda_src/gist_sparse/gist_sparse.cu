@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT
 // Gist's sparse encoding.  CPU provider: cupy_training_ops/families/gist_sparse/reference.py
 //
-// A block has three tiles at a time: it stores one while it packs the next and loads the one after
-// it. To pack is to move what is not zero together in shared memory. A second launch finishes: it
-// puts the elements as they are in place of a code that takes no less, and makes zero again what
-// blocks said of their tiles.
+// gist_sparse__encode: blocks take tiles by tickets. A block packs a tile (moves its nonzero values
+// together in shared memory), publishes how many 16-byte groups they take, sums the groups of the
+// tiles before it (prefix.cuh) and stores mask and values there. Three tiles are in flight: one is
+// stored, one packed, one loaded.
 //
-// A tile is full where it takes no less as a part of a sparse code. While all tiles are, from the
-// first on, they go where they belong if the elements are kept as they are; those behind a tile that
-// is not are counted. What becomes of them, and of the others if the code is sparse after all, is left
-// to the second launch. Where the first tile is not full, none of this happens.
+// gist_sparse__finish: stores the raw elements instead if the sparse code is no shorter, and zeroes
+// the published counts for the next call.
+//
+// A tile is full if its part of a sparse code takes as many bytes as its elements or more. If the
+// first tile is full, raw is likely: full tiles from the first on are stored raw at once, and after
+// the first tile that is not full the rest are only counted, until gist_sparse__finish knows.
 #include "gist_sparse/code.cuh"
 #include "gist_sparse/facts.cuh"
 #include "gist_sparse/mask.cuh"
@@ -18,7 +20,8 @@
 #include "gist_sparse/tile.cuh"
 #include "gist_sparse/values.cuh"
 
-// T: elements, or words of their size (Pair: 16 bytes) where values are as they are. VALUES: what values become.
+// T: the elements; for AsTheyAre, words of their size (Pair: 16 bytes).
+// VALUES: codec of the values.
 #ifndef CTO_T
 #define CTO_T u32
 #endif
@@ -41,29 +44,30 @@ using Values = CTO_VALUES<T>;
 
 constexpr int WIDTH = vec::WIDTH<T>;
 constexpr int GROUP = Values::GROUP;
-constexpr int GROUPS = (TILE<T> + GROUP - 1) / GROUP;  // that a tile's values have at most
-constexpr u32 NONE = 0xFFFFFFFFu;                      // in place of a tile
-// Threads that encode a tile, and vectors of it that each has; DECODED_ROWS where a block has THREADS.
+constexpr int GROUPS = (TILE<T> + GROUP - 1) / GROUP;  // of a tile's values, at most
+constexpr u32 NONE = 0xFFFFFFFFu;                      // number of no tile
+// ENCODERS: threads of an encoding block. ROWS: 16-byte vectors of a tile that each of them has;
+// DECODED_ROWS: the same for blocks of THREADS, which decode and finish.
 constexpr int ENCODERS = sizeof(T) == 2 ? NARROW_THREADS : THREADS;
 constexpr int ROWS = TILE_NBYTES / (16 * ENCODERS), DECODED_ROWS = TILE_NBYTES / (16 * THREADS);
-// Where registers are few, how many values a tile has is kept with it.
+// Of bytes, a tile's count of values is in shared memory, to save a register.
 constexpr bool COUNTS_ARE_SHARED = sizeof(T) == 1;
 constexpr int ENCODING_BLOCKS = ENCODING<T, Values>, DECODING_BLOCKS = DECODING<T, Values>;
 
 __device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1) / GROUP; }
 
-// ---- encoding -------------------------------------------------------------------------------------
+// ---- encoding -----------------------------------------------------------------------------------
 
-// Scratch memory.
+// Global scratch memory.
 struct Scratch {
     Zeroed<u32>* tickets;
-    Zeroed<u32>* groups;  // that are said of each tile
-    u64* begins;          // groups of the tiles before each one, where the first is full
-    u64* nbytes;          // of the code
-    u32* full;            // the tiles before the first that is not full
+    Zeroed<u32>* groups;  // of each tile, as prefix::say publishes them
+    u64* begins;          // begins[tile] = groups of all tiles before it; only if tile 0 is full
+    u64* nbytes;          // of the sparse code
+    u32* full;            // number of full tiles before the first that is not full
 };
 
-// A call: n elements of x to y.
+// Arguments of gist_sparse__encode: n elements of x are encoded to y.
 struct Encoding {
     const T* x;
     i64 n;
@@ -73,29 +77,29 @@ struct Encoding {
     u32 tiles;
     bool aligned;
 
-    // The tile that follows one of a block, or the same where none is left. Each block ends with one
-    // ticket that has no tile, and all of them with the count of tickets at zero.
+    // The block's next tile; at least `tiles` if none is left. Each block takes one ticket without
+    // a tile, tiles + gridDim.x in all, after which atomicInc has wrapped the counter to 0 again.
     __device__ __forceinline__ u32 ticket_after(u32 tile) const {
         return tile < tiles ? atomicInc(&scratch.tickets->value, tiles + gridDim.x - 1) : tile;
     }
 };
 
-// A tile in shared memory.
+// A packed tile in shared memory: its `count` nonzero values in order, and a bit for each element.
 struct Packed {
     alignas(16) T values[GROUPS * GROUP];
     alignas(16) u8 mask[TILE<T> / 8];
-    u32 count;  // of values
+    u32 count;
 };
 
 struct Shared {
-    Packed tiles[2];  // one that is packed, and the one before, which is stored
+    Packed tiles[2];  // one is packed while the other is stored
     Counts counts;
     alignas(16) u32 parts[ENCODERS / WARP];
     u32 ticket;
 };
 
-// tile.values = the tile's elements that are not 0, in their order: those of row `row` of the
-// thread from before[row] on; behind all `count`, zeros to a multiple of GROUP. tile.mask = bits.
+// tile.values = the tile's nonzero elements in order, then zeros to a multiple of GROUP;
+// tile.mask = bits. The thread's row `row` starts at values[before[row]].
 template <int ROWS>
 __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[ROWS],
                                      const u32 (&before)[ROWS], u32 count, Packed& tile) {
@@ -111,14 +115,15 @@ __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[R
     if (behind < groups_of(count) * GROUP) tile.values[behind] = T{};
 }
 
-// True if a tile with so many values is full: the last one if no element is zero.
+// True if a tile with `count` values is full; the last, shorter tile is if no element is zero.
 __device__ __forceinline__ bool is_full(const Encoding& call, u32 tile, u32 count) {
     constexpr u32 LEAST = (TILE_NBYTES - TILE<T> / 8 - 8 + 15) / 16 * GROUP;
     const i64 n = call.n - static_cast<i64>(tile) * TILE<T>;
     return count >= (n < TILE<T> ? static_cast<u32>(n) : LEAST);
 }
 
-// Returns how many values the tile has, and says it to the others.
+// packed = the tile `loaded`; returns its count of values. SAYS: publishes its groups too, with a
+// mark if the tile is not full.
 template <bool SAYS, int ROWS>
 __device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loaded)[ROWS],
                                          u32 tile, Counts& counts, Packed& packed) {
@@ -134,6 +139,7 @@ __device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loa
     return count;
 }
 
+// Stores the tile's bits in the code's mask. BLOCK: threads of the block.
 template <int BLOCK>
 __device__ __forceinline__ void store_mask(const Encoding& call, const Packed& packed, u32 tile) {
     constexpr int VECS = TILE<T> / 128;  // of 16 bytes
@@ -144,8 +150,9 @@ __device__ __forceinline__ void store_mask(const Encoding& call, const Packed& p
                   reinterpret_cast<const uint4*>(packed.mask)[threadIdx.x], call.aligned);
 }
 
-// Values that have no room are those of a code that the elements as they are replace. BY_LINES: each warp
-// but the first stores whole lines of the cache.
+// Stores the tile's groups of values from byte `begin` of y on. Groups past the end of y are
+// dropped: such a code is too long, and gist_sparse__finish replaces it by the raw elements.
+// BY_LINES: threads start at a multiple of 128 bytes, so that warps store whole cache lines.
 template <int BLOCK>
 __device__ __forceinline__ void store_values(const Encoding& call, const Packed& packed, u32 groups,
                                              i64 begin) {
@@ -166,8 +173,9 @@ __device__ __forceinline__ void store_values(const Encoding& call, const Packed&
     }
 }
 
-// The head of a code: its size, 0 as it is sparse, and for each tile the byte at which values begin, filled
-// up with 0 to 16 bytes. The last tile stores all but the others' starts.
+// Head and starts: y = {u64 size of the code, u64 0 for sparse, u64 begin of each tile's
+// values}, filled up with 0 to a multiple of 16 bytes. Each tile stores its own begin,
+// the last one the rest.
 __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u32 groups,
                                               i64 begin) {
     u8* const starts = call.y + HEAD_NBYTES;
@@ -178,8 +186,8 @@ __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u3
     if (call.tiles % 2) store_any<u64>(starts + 8ll * call.tiles, 0, call.aligned);
 }
 
-// Stores what a code has of a tile: mask, values, and in its head where these begin. groups_before: 16-byte
-// groups of values of all tiles before.
+// Stores a tile's part of the sparse code: mask, values, and begin of the values.
+// groups_before: groups of all tiles before it.
 template <int BLOCK>
 __device__ __forceinline__ void store_tile(const Encoding& call, const Packed& packed, u32 tile,
                                            u32 count, u64 groups_before) {
@@ -189,7 +197,8 @@ __device__ __forceinline__ void store_tile(const Encoding& call, const Packed& p
     if (threadIdx.x == 0) store_numbers(call, tile, groups_of(count), begin);
 }
 
-// Elements as they are: those of a whole tile without zeros lie packed.
+// Stores a tile's raw elements. If none is zero, packed.values are the elements;
+// else x is read again.
 __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& packed, u32 tile,
                                           u32 count) {
     u8* const to = call.y + HEAD_NBYTES;
@@ -203,10 +212,12 @@ __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& pa
         store_any(to + static_cast<i64>(tile) * TILE_NBYTES + 16 * vec, vecs[vec], call.aligned);
 }
 
-// The way in which a block's tiles are coded. All blocks change from KEPT to COUNTED behind the same tile.
+// What a block stores of its tiles: SPARSE code, raw elements (KEPT), or only begins (COUNTED). All
+// blocks change from KEPT to COUNTED at the first tile that is not full.
 enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
 
-// How a code has the elements, as a block sees it at its first tile, of `count` values.
+// The way of a block at its first tile: KEPT if tile 0 is full (then its word has no mark), else
+// SPARSE; then the block of tile 0 writes that no tile is full, *full = 0.
 __device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 count) {
     if (!Values::AS_LONG) return SPARSE;
     const bool is_first = tile == 0;
@@ -216,7 +227,8 @@ __device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 
     return SPARSE;
 }
 
-// Where elements may stay as they are; `marked` where a tile since the block's last one is not full.
+// A tile for KEPT or COUNTED: records its begin, and stores it raw if it and all before are full.
+// marked: a tile between the block's last one and this one is not full.
 __device__ __forceinline__ void keep_or_count(const Encoding& call, const Packed& packed, u32 tile,
                                               u32 count, u64 groups_before, bool marked, Way& way) {
     const bool full = is_full(call, tile, count);
@@ -229,7 +241,7 @@ __device__ __forceinline__ void keep_or_count(const Encoding& call, const Packed
     if (way == KEPT) keep_tile(call, packed, tile, count);
 }
 
-// A tile of so many values, behind tiles of so many groups.
+// Stores or counts a packed tile of `count` values; groups_before: groups of all tiles before it.
 __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& packed, u32 tile,
                                             u32 count, u64 groups_before, bool marked, Way& way) {
     if (way == UNKNOWN) way = way_of_block(call, tile, count);
@@ -241,11 +253,13 @@ __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& 
         keep_or_count(call, packed, tile, count, groups_before, marked, way);
 }
 
+// A round of the loop: pack tile `loading`, load the next, store tile `packed`. Thread 0 takes
+// tickets one round ahead.
 __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
     u32 upcoming = threadIdx.x == 0 ? call.ticket_after(0) : 0;
-    u32 packed = NONE, loading = NONE;  // the tiles that are to be stored and to be packed
+    u32 packed = NONE, loading = NONE;
     u32 of_packed = 0, summed = 0;
-    u64 begin = 0;  // groups of the tiles before `summed`, as a turn begins
+    u64 begin = 0;  // groups of the tiles before `summed`, when a round begins
     uint4 loaded[ROWS];
     int place = 0;
     Way way = UNKNOWN;
@@ -279,7 +293,7 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
     } while (loading != NONE || packed != NONE);
 }
 
-// The sparse code after all, where every tile's place is known.
+// The sparse code of all tiles, where tile 0 is full: `begins` has the place of each.
 __device__ __forceinline__ void encode_again(const Encoding& call, Counts& counts, Packed& packed) {
     for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
         uint4 loaded[DECODED_ROWS];
@@ -291,9 +305,10 @@ __device__ __forceinline__ void encode_again(const Encoding& call, Counts& count
     }
 }
 
-// ---- decoding -------------------------------------------------------------------------------------
+// ---- decoding -----------------------------------------------------------------------------------
 
-// What mask and starts say is asked for before the first of it is needed.
+// y = tile `tile` of the code x. The code may be any bytes: a tile whose values do not lie inside
+// it is 0, or NaN for codecs with HAS_NAN. Mask and begins are loaded first, to hide their latency.
 __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8* x, i64 tile, i64 n,
                                             const Code& code, T* y, bool aligned) {
     const u8* const start = x + HEAD_NBYTES + 8 * tile;
@@ -313,7 +328,7 @@ __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8*
     const u32 groups = sound_groups<GROUPS>(begin, end, code);
     for (u32 group = threadIdx.x; group < groups; group += THREADS)
         Values::decode(load_any<uint4>(x + begin + 16 * group, aligned), packed + group * GROUP);
-    __shared__ bool in_place;  // found by one thread: 32 registers leave no room for more
+    __shared__ bool in_place;  // computed by thread 0 alone: all threads would need more registers
     if constexpr (Values::HAS_NAN) {
         if (threadIdx.x == 0) in_place = has_place<T, GROUPS>(x, tile, n, code, aligned);
     }
@@ -325,7 +340,7 @@ __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8*
         store_row<T, DECODED_ROWS>(y, tile, row, n, aligned,
                                    unpack(packed, before[row], sound ? bits[row] : 0));
     if constexpr (Values::HAS_NAN) {
-        if (sound) return;  // apart from the rows above, beside which it would spill
+        if (sound) return;  // a second loop: NaNs in the loop above would spill registers
 #pragma unroll 1
         for (int row = 0; row < DECODED_ROWS; ++row)
             store_row<T, DECODED_ROWS>(y, tile, row, n, aligned, vector_of_nan<T>());
@@ -337,7 +352,12 @@ __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8*
 using namespace cto;
 
 // ---- entry points; aligned: both arrays start at a multiple of 16 bytes -------------------------
+//
+// mask, values: byte offsets of the mask and of the first value in the code.
 
+// y = sparse code of x, if tile 0 is not full; else the raw elements of the full tiles from tile 0
+// on, and no others. gist_sparse__finish completes y. Blocks take tiles by tickets, so that there
+// may be fewer blocks than tiles; tickets and groups are zero before the launch.
 extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
     gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* begins, u64* nbytes,
@@ -352,7 +372,9 @@ extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
                           aligned});
 }
 
-// With one block a multiprocessor said, as without it CUDA 13 gives 12.0 48 registers and spills.
+// Completes gist_sparse__encode: y = sparse code if it is shorter than head and raw elements, else
+// head and raw elements; zeroes `groups`. One block on a multiprocessor is stated because without
+// it CUDA 13 limits kernels for 12.0 to 48 registers, and they spill.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned) {
@@ -384,10 +406,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copy_tile<T, DECODED_ROWS>(static_cast<const u8*>(x), y + HEAD_NBYTES, tile, n_x, aligned);
 }
 
+// y = the n_y elements of the code x of n_x bytes, one tile a block. x may be any bytes: tiles
+// whose values do not lie inside it are 0, or NaN for codecs with HAS_NAN.
 extern "C" __global__ void __launch_bounds__(THREADS, DECODING_BLOCKS)
     gist_sparse__decode(const u8* x, void* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         bool aligned) {
-    // A vector more than the values: bytes are looked for in two words.
+    // One vector longer than the values: unpack_four reads the word after the last one.
     alignas(16) __shared__ T packed[GROUPS * GROUP + WIDTH];
     __shared__ Counts counts;
     decode_tile(packed, counts, x, blockIdx.x, n_y, {n_x, mask, values}, static_cast<T*>(y),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A bit of each element, set where it is not zero; and how many are set before an element.
+// The mask, one bit an element, set if it is not zero; ranks, how many bits are set before an
+// element; and the moves between elements and packed values that these give.
 #pragma once
 #include "algorithm/scan.cuh"
 #include "gist_sparse/tile.cuh"
@@ -8,12 +9,14 @@ namespace cto::gist_sparse::mask {
 
 using namespace tile;
 
-// Set bits of each warp's part of each row: there are as many parts as lanes, which add them up.
+// counts[row * warps + warp] = set bits of the warp's part of a row. There are WARP such parts, one
+// for each lane of the warp that sums them.
 using Counts = u32[WARP];
 static_assert(TILE_NBYTES == 16 * WARP * WARP);
 
-// ---- bits of elements -----------------------------------------------------------------------------
+// ---- bits of elements ---------------------------------------------------------------------------
 
+// True if element i of the 16 bytes `words` is not zero (-0 is not).
 template <class T>
 __device__ __forceinline__ bool is_set(const u32 (&words)[4], int i) {
     if constexpr (sizeof(T) == 2) {
@@ -29,21 +32,21 @@ __device__ __forceinline__ bool is_set(const u32 (&words)[4], int i) {
     }
 }
 
-// Mask bits of a word of narrow elements, the first in the lowest: a carry from the lower bits, or the
-// highest itself.
+// Bit j = byte j of the word is not 0, j < 4. A byte's bit 7 is set by a carry from its lower bits
+// or already; the product moves the four bits together.
 __device__ __forceinline__ u32 bits_of_bytes(u32 word) {
     const u32 set = (((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) & 0x80808080u;
     return set * 0x00204081u >> 28;
 }
-// Mask bits of four words of two elements.
+// Bit j = 16-bit element j of the four words is not 0, j < 8.
 __device__ __forceinline__ u32 bits_of_halves(const u32 (&words)[4]) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 900
-    u32 both = 0;  // bits 0, 2, 4, 6, and 16 behind them those of the upper halves
+    u32 both = 0;  // bit 2 i: lower half of words[i]; bit 2 i + 16: its upper half
 #pragma unroll
     for (int i = 0; i < 4; ++i) both += __vminu2(words[i], 0x00010001u) << 2 * i;
     return (both & 0x55u) | both >> 15;
 #else
-    u32 both = 0;  // the same, 9 bits further on
+    u32 both = 0;  // bit 2 i + 9: lower half of words[i]; bit 2 i + 25: its upper half
 #pragma unroll
     for (int i = 0; i < 4; ++i)
         both |=
@@ -52,6 +55,7 @@ __device__ __forceinline__ u32 bits_of_halves(const u32 (&words)[4]) {
 #endif
 }
 
+// Bit i = element i of x is not zero.
 template <class T>
 __device__ __forceinline__ u32 set_bits(const uint4& x) {
     const u32 words[4] = {x.x, x.y, x.z, x.w};
@@ -68,9 +72,10 @@ __device__ __forceinline__ u32 set_bits(const uint4& x) {
     return bits;
 }
 
-// ---- bits of a row, two bytes of 16 elements or one of fewer ---------------------------------------
+// ---- bits of a thread's vector: 2 bytes of the mask, or 1 byte or a part of it ------------------
 
-// To a tile's mask; neighbouring threads may share a byte.
+// Stores `bits` of the thread's vector `row` in the tile's mask. Threads that share a byte combine
+// their bits by shuffles, and the first stores it.
 template <class T, int ROWS>
 __device__ __forceinline__ void write_mask(u8* mask, int row, u32 bits) {
     constexpr int WIDTH = vec::WIDTH<T>;
@@ -87,7 +92,8 @@ __device__ __forceinline__ void write_mask(u8* mask, int row, u32 bits) {
     }
 }
 
-// From the mask of n elements, at any address; bits behind the last element do not count.
+// The bits of the thread's vector `row` of a tile, from the mask of n elements;
+// 0 past element n - 1.
 template <class T, int ROWS>
 __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 n) {
     constexpr int WIDTH = vec::WIDTH<T>;
@@ -98,10 +104,11 @@ __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 
     return bits & ((1u << (n - first < WIDTH ? n - first : WIDTH)) - 1);
 }
 
-// ---- ranks ----------------------------------------------------------------------------------------
+// ---- ranks --------------------------------------------------------------------------------------
 
-// before[row] = sum of popc(bits[row]) over the lanes below this one. Rows are added up together, in the
-// fields of a word, wide enough for 31 lanes: what 32 overflow, the difference undoes.
+// before[row] = sum of popc(bits[row]) over the lanes below this one. One scan sums
+// several rows, in fields of a word. A field has room for the sum of 31 lanes; if 32
+// overflow it, `- own` undoes that.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&before)[ROWS]) {
     constexpr int FIELD = 31 * WIDTH < 256 ? 8 : 16, FIELDS = 32 / FIELD;
@@ -117,8 +124,8 @@ __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&befo
     }
 }
 
-// before[row] = bits of the whole tile that are set before this thread's, in the order of elements; returns
-// how many the tile has. A barrier.
+// before[row] = set bits of the tile before the thread's vector `row`, in the order of elements.
+// Returns the set bits of the tile. Has a barrier; all threads of the block call it.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ u32 rank(const u32 (&bits)[ROWS], Counts& counts, u32 (&before)[ROWS]) {
     constexpr int WARPS = WARP / ROWS;
@@ -137,9 +144,9 @@ __device__ __forceinline__ u32 rank(const u32 (&bits)[ROWS], Counts& counts, u32
     return __shfl_sync(ALL_LANES, up_to, WARP - 1);
 }
 
-// ---- elements by their bits -----------------------------------------------------------------------
+// ---- elements by their bits ---------------------------------------------------------------------
 
-// A vector whose elements follow each other from a place on where their bit is set, zero elsewhere.
+// value[i] = the next element of packed, from packed[place] on, if bit i is set, else 0.
 template <class T>
 __device__ __forceinline__ vec::Vec<T, vec::WIDTH<T>> unpack(const T* packed, u32 place, u32 bits) {
     vec::Vec<T, vec::WIDTH<T>> value;
@@ -148,11 +155,12 @@ __device__ __forceinline__ vec::Vec<T, vec::WIDTH<T>> unpack(const T* packed, u3
     return value;
 }
 
-// Bytes four at a time, of which a word more than there are is read.
+// Four bytes of `unpack` in a word. Reads the word of packed[place] and the one after it.
 __device__ __forceinline__ u32 unpack_four(const u32* packed, u32 place, u32 bits) {
     const u32 following =
         __funnelshift_r(packed[place / 4], packed[place / 4 + 1], 8 * (place % 4));
-    // A bit to each nibble, and how many are set below it; from four on a zero is chosen.
+    // __byte_perm takes a selector nibble a byte: for a set bit, how many are set below it; else 4
+    // or more, which selects a byte of 0.
     const u32 pairs = (bits | bits << 6) & 0x0303u, spread = (pairs | pairs << 3) & 0x1111u;
     return __byte_perm(following, 0, spread * 0x1110u | (spread ^ 0x1111u) << 2);
 }
@@ -168,7 +176,7 @@ __device__ __forceinline__ vec::Vec<u8, 16> unpack(const u8* packed, u32 place, 
     return value;
 }
 
-// Puts elements that are set one behind the other, in shared memory.
+// put: appends element i of the words to an array in shared memory, if it is not zero.
 template <class T, int NBYTES = sizeof(T)>
 class Packer {
     T* to;
@@ -181,7 +189,7 @@ class Packer {
 };
 
 #ifndef __CUDA_CPU__
-// In C++ each element of these widths costs an address of its own.
+// For elements of 2 and 4 bytes put is in assembly: from C++ compilers compute an address for each.
 class SharedAddress {
   protected:
     u32 to;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Sums of what all tiles before one have, while the tiles are worked on.
+// Prefix sum over tiles inside one launch: sum of the counts of all tiles before a tile.
 //
-// Whoever works on a tile says how many it has, and each block adds up what was said of the tiles
-// since its last one. In a chain each block would wait for the sum of the one before: a microsecond
-// a block, while memory is busy.
+// The block of a tile publishes its count in global memory (say). Each block adds the counts of all
+// tiles between its last tile and its next one to its running sum (Span). No chain of sums from
+// block to block: that would cost a microsecond a block while memory is busy.
 //
-// Tiles have to be taken by tickets, so that whoever waits for a tile waits for a block that runs;
-// and a block may wait only for tiles before all those that it has taken and said nothing of.
+// No deadlock: blocks take tiles by tickets in ascending order, so a count that is waited for
+// belongs to a block that runs; and a block may wait only for tiles before the first of its own
+// that it has not published.
 #pragma once
 #include "core/zeroed.cuh"
 
@@ -16,8 +17,8 @@ using zeroed::Zeroed;
 
 constexpr u32 MARK = 1u << 31;
 
-// A tile's word is one more than what the tile has, perhaps with a mark, or zero where nothing was
-// said yet.
+// words[tile] = count + 1, with MARK if marked; 0 means not published yet. volatile: other blocks
+// read it during the launch.
 __device__ __forceinline__ void say(Zeroed<u32>* words, u32 tile, u32 has, bool marked) {
     *static_cast<volatile u32*>(&words[tile].value) = has + 1 + (marked ? MARK : 0);
 }
@@ -32,23 +33,24 @@ __device__ __forceinline__ u32 warp_sum(u32 x) {
     return x;
 }
 
-// The sum over some tiles, and whether one of them has a mark.
+// The sum of the counts of some tiles, and true if one of them has a mark.
 struct Heard {
     u64 sum;
     bool marked;
 };
 
-// The tiles from one to before another, whose words the threads of a block look at side by side.
-// HAS_MARKS: some may have one.
+// The words of tiles `from` to end - 1; thread t of the block reads those of tiles from + t,
+// from + t + THREADS, .... The constructor issues the first loads, `heard` waits for their values.
+// HAS_MARKS: words may have a mark.
 template <int THREADS, bool HAS_MARKS>
 class Span {
-    static constexpr int EARLY =
-        THREADS == 256 ? 3 : 6;  // words of a thread that are asked for at a time
+    static constexpr int EARLY = THREADS == 256 ? 3 : 6;  // loads of a thread in flight
 
     const Zeroed<u32>* words;
     u32 from, end;
     u32 asked[EARLY];
 
+    // Loads the thread's next EARLY words; 1, a count of 0, past the end.
     __device__ __forceinline__ void ask() {
 #pragma unroll
         for (int i = 0; i < EARLY; ++i) {
@@ -56,6 +58,7 @@ class Span {
             asked[i] = tile < end ? look(words, tile) : 1;
         }
     }
+    // True if all words that the warp has loaded were published.
     __device__ __forceinline__ bool answered() const {
         bool all = true;
 #pragma unroll
@@ -69,8 +72,8 @@ class Span {
         ask();
     }
 
-    // What a thread's tiles have, as soon as all is said, and whether one has a mark. The marks that
-    // are added with the rest change the highest bit alone.
+    // The sum of this thread's words; waits until all are published. Marks are summed too, but they
+    // change only the highest bit, which is masked.
     __device__ __forceinline__ Heard heard() {
         u32 sum = 0, any = 0;
         while (true) {
@@ -88,8 +91,8 @@ class Span {
     }
 };
 
-// What all threads of a block have heard together. All of them call it, as a barrier; a warp's sum stays
-// below 2^32.
+// The sum of `own` over the block, for all of its threads, which all call it: it has a barrier.
+// A warp's sum must be below 2^32.
 template <bool HAS_MARKS, int WARPS>
 __device__ __forceinline__ Heard of_block(const Heard& own, u32 (&parts)[WARPS]) {
     const u32 sum = warp_sum(static_cast<u32>(own.sum));

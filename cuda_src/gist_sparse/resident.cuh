@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Resident blocks of a multiprocessor: what shared memory has room for, and registers without spills.
+// Blocks on a multiprocessor, for __launch_bounds__: as many as shared memory and registers allow
+// without spills.
 #pragma once
 #include "gist_sparse/values.cuh"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A tile of elements in registers: 16,384 bytes, ROWS vectors a thread, as many vectors apart as the
-// block has threads.
+// A tile of 16,384 bytes in the registers of a block: ROWS vectors of 16 bytes a thread. Vector
+// `row` of thread t is vector row * THREADS_OF<ROWS> + t of the tile.
 #pragma once
 #include "core/vec.cuh"
 #include "gist_sparse/facts.cuh"
@@ -9,15 +9,15 @@ namespace cto::gist_sparse::tile {
 
 using namespace facts::gist_sparse;
 template <int ROWS>
-constexpr int THREADS_OF = TILE_NBYTES / (16 * ROWS);
+constexpr int THREADS_OF = TILE_NBYTES / (16 * ROWS);  // of a block with ROWS vectors a thread
 
 template <class T>
-constexpr int TILE = TILE_NBYTES / sizeof(T);
+constexpr int TILE = TILE_NBYTES / sizeof(T);  // elements of a tile
 
 __device__ __forceinline__ int warp() { return threadIdx.x / WARP; }
 __device__ __forceinline__ int lane() { return threadIdx.x % WARP; }
 
-// ---- addresses that may be any --------------------------------------------------------------------
+// ---- loads and stores at addresses of any alignment; aligned: at a multiple of sizeof(V) --------
 
 template <class V>
 __device__ __forceinline__ V load_any(const u8* from, bool aligned) {
@@ -39,17 +39,17 @@ __device__ __forceinline__ void store_any(u8* to, const V& value, bool aligned) 
         to[i] = reinterpret_cast<const u8*>(&value)[i];
 }
 
-// ---- rows of a tile -------------------------------------------------------------------------------
+// ---- rows of a tile -----------------------------------------------------------------------------
 
-// The first element that a thread has of a row, of all elements.
+// Index in the array of the first element of the thread's vector `row`.
 template <class T, int ROWS>
 __device__ __forceinline__ i64 element_of(i64 tile, int row) {
     return tile * TILE<T> +
            (row * THREADS_OF<ROWS> + static_cast<int>(threadIdx.x)) * vec::WIDTH<T>;
 }
 
-// In words, whatever the elements are: those of a byte would take a register each. BEFORE_STORES: see
-// vec::load_before_stores.
+// loaded[row] = the thread's vector `row` of the tile, zeros after x[n - 1]. As uint4, because an
+// array of bytes would take a register for each. BEFORE_STORES: see vec::load_before_stores.
 template <bool BEFORE_STORES, class T, int ROWS>
 __device__ __forceinline__ void load_tile(const T* x, i64 tile, i64 n, bool aligned,
                                           uint4 (&loaded)[ROWS]) {
@@ -72,6 +72,7 @@ __device__ __forceinline__ void load_tile(const T* x, i64 tile, i64 n, bool alig
     }
 }
 
+// Stores the thread's vector `row` of a tile of the n elements y.
 template <class T, int ROWS>
 __device__ __forceinline__ void store_row(T* y, i64 tile, int row, i64 n, bool aligned,
                                           const vec::Vec<T, vec::WIDTH<T>>& value) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ void store_row(T* y, i64 tile, int row, i64 n, bool a
         vec::store_elements<T, vec::WIDTH<T>>(y, first, n, value);
 }
 
-// Elements of n, as they are.
+// to = from, for the elements of one tile of n elements.
 template <class T, int ROWS>
 __device__ __forceinline__ void copy_tile(const u8* from, u8* to, i64 tile, i64 n, bool aligned) {
     if (aligned) {

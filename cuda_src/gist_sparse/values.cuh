@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Codecs of the values of a sparse code, by groups of them in 16 bytes.
+// Codecs of the values of a sparse code: GROUP values to and from 16 bytes.
 #pragma once
 #include "core/vec.cuh"
 #include "format/fp10.cuh"
@@ -9,20 +9,21 @@
 
 namespace cto::gist_sparse::values {
 
-// A word of 16 bytes that may begin at any multiple of 8.
+// An element of 16 bytes with an alignment of 8.
 struct Pair {
     u64 low, high;
 };
 
-// Values of 16 bytes of code, moved in as few instructions as they lie.
+// N values, aligned so that compilers move them by 16 or 8 bytes.
 template <class E, int N>
 struct alignas(sizeof(E) * N % 16 == 0 ? 16 : 8) Group {
     E at[N];
 };
 
-// HAS_NAN: elements whose values are not where the code says are NaN, else 0. AS_LONG: values take as
-// many bytes as elements.
+// Members of each codec. HAS_NAN: tiles whose values lie outside the code decode to NaN, else to 0.
+// AS_LONG: a value takes as many bytes as an element.
 
+// Values as the elements are.
 template <class E>
 struct AsTheyAre {
     static constexpr int GROUP = vec::WIDTH<E>;
@@ -35,6 +36,7 @@ struct AsTheyAre {
     }
 };
 
+// 12 values in 4 words of 3 FP10 codes.
 template <class E>
 struct Fp10 {
     static constexpr int GROUP = facts::gist_sparse::FP10_GROUP;
@@ -55,6 +57,7 @@ struct Fp10 {
     }
 };
 
+// 16 values in two MSFP15 boxes of 8 bytes.
 template <class E, bool KEEP_SIGN = false>
 struct Msfp15 {
     static constexpr int GROUP = facts::gist_sparse::MSFP15_GROUP;
@@ -71,6 +74,7 @@ struct Msfp15 {
     }
 
   private:
+    // The box of values[0..7].
     static __device__ uint2 encode_box(const E* values) {
         constexpr int AT_ONCE = sizeof(E) == 8 ? 2 : 8;  // doubles would take 16 registers
         float box[8];
@@ -88,7 +92,7 @@ struct Msfp15 {
 template <class E>
 struct Msfp15KeepSign : Msfp15<E, true> {};
 
-// 16 bytes of them.
+// 16 bytes of NaNs.
 template <class E>
 __device__ __forceinline__ vec::Vec<E, vec::WIDTH<E>> vector_of_nan() {
     vec::Vec<E, vec::WIDTH<E>> all;

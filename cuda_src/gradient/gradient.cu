@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Gradient bookkeeping.  CPU provider: cupy_training_ops/families/gradient/reference.py
+// Sums, zeroing and scaling of gradients.  CPU provider: cupy_training_ops/families/gradient/reference.py
 //
-// Maps over arrays that may be the same (in place).
+// Output and input may be the same array (in place).
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/range_map.cuh"
 #include "algorithm/reduce.cuh"
@@ -26,7 +26,7 @@ using slots::T;
 using VALUE = CTO_VALUE;
 
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(VALUE) ? sizeof(T) : sizeof(VALUE));
-constexpr int VECS = NBYTES / 16;  // of the wider type, that a thread has in flight
+constexpr int VECS = NBYTES / 16;  // vectors of the wider type that a thread loads together
 using Chunk = multi_tensor::BlockChunk<CHUNK_NBYTES / 16 * WIDTH>;
 
 using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
@@ -69,7 +69,7 @@ struct Accumulate {
     }
 };
 
-// y = rule(x).
+// y[i] = rule(x[i]).
 template <class X, class Rule>
 struct Convert {
     const X* x;
@@ -113,7 +113,7 @@ struct Scale {
 
 using namespace cto;
 
-// new_sum = old_sum + value, or old_sum where value is null.
+// new_sum[i] = old_sum[i] + value[i], or old_sum[i] where value is null. A block has one tile.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator(const T* old_sum, const VALUE* value, T* new_sum, i64 n) {
     const i64 first = blockIdx.x * Tiling::tile;
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         map_range<Tiling>(Convert<T, Copy>{old_sum, new_sum}, first, end, n);
 }
 
-// new_sum = old_sum + value, or value where old_sum is null.
+// new_sum[i] = old_sum[i] + value[i], or value[i] where old_sum is null. A block has one tile.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator_v2(const T* old_sum, const VALUE* value, T* new_sum, i64 n) {
     const i64 first = blockIdx.x * Tiling::tile;
@@ -135,7 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         map_range<Tiling>(Convert<VALUE, Cast>{value, new_sum}, first, end, n);
 }
 
-// new_sums[i] = old_sums[i] + values[i], or old_sums[i] without `update`.
+// new_sums[t][i] = old_sums[t][i] + values[t][i], or old_sums[t][i] without `update`, for each
+// tensor t; a block has one chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator_list(const __grid_constant__ Pointers<CAPACITY> old_sums,
                               const __grid_constant__ Pointers<CAPACITY> values,
@@ -152,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         map_range<Tiling>(Convert<T, Copy>{old_sum, new_sum}, chunk.first, chunk.end, chunk.n);
 }
 
-// gradient[0 .. nbytes) = 0: vectors by all blocks, the bytes before and behind these by block 0.
+// gradient[0 .. nbytes) = 0: aligned vectors by all blocks, the bytes before and after them by block 0.
 extern "C" __global__ void __launch_bounds__(THREADS) zero_gradient(void* gradient, i64 nbytes) {
     constexpr i64 BLOCK = VECS * THREADS * 16;
     const reduce::Range<u8> range(static_cast<const u8*>(gradient), nbytes);
@@ -167,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) zero_gradient(void* gradie
     if (range.tail() + threadIdx.x < nbytes) bytes[range.tail() + threadIdx.x] = 0;
 }
 
-// ys[t][i] = xs[t][i] * s, of each tensor t.
+// ys[t][i] = xs[t][i] * *s for each tensor t; a block has one chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mixed_precision_scale(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
                           const __grid_constant__ Pointers<CAPACITY> ys,
@@ -178,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map_range<Tiling>(map, chunk.first, chunk.end, chunk.n);
 }
 
-// y[starts[t] + i] = xs[t][i] * s, of each tensor t.
+// y[starts[t] + i] = xs[t][i] * *s for each tensor t; a block has one chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mixed_precision_scale__fused(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
                                  T* y, const __grid_constant__ TensorStarts<CAPACITY> starts,

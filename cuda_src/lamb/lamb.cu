@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Steps of LAMB, in two launches a batch of tensors: directions with their norms, then weights.
-// CPU provider: cupy_training_ops/families/lamb/reference.py
+// Steps of LAMB. CPU provider: cupy_training_ops/families/lamb/reference.py
 //
-// A direction is rounded to the type of the gradients, and lies in new_gradients or, where those
-// are not asked for, in scratch memory.
+// A batch of tensors takes two launches: lamb__direction writes directions d and the norms of w and d,
+// lamb__update then computes w - rate * |w| / |d| * d. Directions are rounded to the type of the
+// gradients, and stored in new_g or, where that is null, in scratch memory.
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/parameter_update.cuh"
 #include "algorithm/range_map.cuh"
@@ -29,19 +29,21 @@ constexpr int WIDTH = vec::WIDTH<W>;
 constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(W);
 using Tiling = range_map::Tiling<WIDTH, sizeof(W) == 8 ? 1 : VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
-// Blocks to a multiprocessor: six spill registers with weights that have not 4 bytes, and on 7.0; on 12.0
-// NVRTC 12.9 crashes with six.
+// Least number of resident blocks in the launch bounds. With six, weights of 2 or 8 bytes spill,
+// and all types on 7.0; for 12.0, NVRTC 12.9 crashes.
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 750 || __CUDA_ARCH__ >= 1200)
 constexpr int DIRECTION_BLOCKS = 4;
 #else
 constexpr int DIRECTION_BLOCKS = sizeof(W) == 4 ? 6 : 4;
 #endif
 
+// Numbers of a step that all elements share; see struct Direction for their use.
 struct DirectionFactors {
     ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, lambda, epsilon, c1, c2;
     bool update;
 };
 
+// of_moments = {c1, c2} = {1 - alpha^t, 1 - beta^t}, or {1, 1} without bias correction.
 __device__ __forceinline__ DirectionFactors direction_factors(const LambRule& rule,
                                                               const Numbers& numbers,
                                                               const double (&of_moments)[2]) {
@@ -59,8 +61,8 @@ __device__ __forceinline__ DirectionFactors direction_factors(const LambRule& ru
     return by;
 }
 
-// In double: squares of what float holds may be beyond its range, or below. Those of a vector are added
-// in float where that is precise.
+// Sums of squares of weights and directions. In double, as a square of a float may overflow or
+// underflow in float; the squares of one vector are added in float if their sum is far from both.
 struct SumsOfSquares {
     double weights, directions;
 
@@ -86,10 +88,10 @@ struct SumsOfSquares {
     }
 };
 
-// What the chunks of a tensor have, in their order.
+// The sum of chunks[0 .. n) of a tensor, in a fixed order; by one block.
 __device__ __forceinline__ SumsOfSquares
 sum_chunks(const SumsOfSquares* chunks, u32 n, reduce::BlockScratch<double, THREADS>& scratch) {
-    constexpr u32 MANY = 8;  // loads in flight: the last block is alone on the GPU
+    constexpr u32 MANY = 8;  // loads in flight: few other blocks run, so latency is not hidden
     SumsOfSquares sums{0, 0};
     for (u32 first = threadIdx.x; first < n; first += MANY * THREADS) {
         double2 loaded[MANY];
@@ -107,20 +109,20 @@ sum_chunks(const SumsOfSquares* chunks, u32 n, reduce::BlockScratch<double, THRE
     return {reduce::sum_block(sums.weights, scratch), reduce::sum_block(sums.directions, scratch)};
 }
 
-// d = lambda w + (m / c1) / (sqrt(v / c2) + epsilon); where that is not finite, 0 and the moments
-// as they were.
+// m = alpha m + (1 - alpha) g; v = beta v + (1 - beta) g g;
+// d = lambda w + (m / c1) / (sqrt(v / c2) + epsilon). Where d is not finite, d = 0 and m, v stay.
 struct Direction : Parameter<W, GRAD, MOMENT> {
     GRAD* d;
     MOMENT* new_m;
     MOMENT* new_v;
     const DirectionFactors& by;
-    SumsOfSquares& sums;  // a thread's
+    SumsOfSquares& sums;  // of this thread
 
     __device__ int head() const { return vec::elements_to_16(w); }
     __device__ bool has_vecs_at(int first) const {
         return all_may_have_vecs_at<WIDTH>(first, w, g, m, v, d, new_m, new_v);
     }
-    // Weights and directions are read again by the next launch: the rest leaves the L2 cache to them.
+    // g, m and v are loaded evict-first: the L2 cache is for w and d, which the next launch reads.
     template <int N>
     __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
         parameter_update::load(loaded.w, w, i);
@@ -153,7 +155,8 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
     }
 };
 
-// The learning rate times the trust ratio, where there is one.
+// rate * |w| / |d|, the ratio limited to [ratio_min, ratio_max]; rate if a norm is 0. of_weights and
+// of_directions are squares of the norms.
 __device__ __forceinline__ ACC trusted_rate(const LambRule& rule, double rate, double of_weights,
                                             double of_directions) {
     if (of_weights == 0 || of_directions == 0) return static_cast<ACC>(rate);
@@ -161,7 +164,8 @@ __device__ __forceinline__ ACC trusted_rate(const LambRule& rule, double rate, d
     return static_cast<ACC>(rate * fmax(rule.ratio_min, fmin(rule.ratio_max, ratio)));
 }
 
-// w = w - rate d, and delta = -rate d in the place of d; neither where that is not finite.
+// w = w + delta, delta = -rate d, written to new_g. Where w + delta is not finite, w stays and
+// delta = 0.
 struct Update : Descent<W, GRAD> {  // g is d
     ACC rate;
 
@@ -183,8 +187,11 @@ struct Update : Descent<W, GRAD> {  // g is d
 
 using namespace cto;
 
-// Lists: weights, gradients, both moments; then those that are written: gradients, both moments.
-// `partials` are two for each chunk, `norms` two for each tensor, with a ticket each.
+// d, new_m, new_v as in struct Direction, and for each tensor t, norms[2 t] = sum of w^2,
+// norms[2 t + 1] = sum of d^2. A block has one chunk of one tensor; the block of a tensor that finishes
+// last adds up the tensor's partials, one for each chunk.
+// arrays: lists 0 to 3 are w, g, m, v; 4 to 6 are d or null, new_m, new_v. A null d goes to
+// `directions`.
 extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__direction(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ LambRule rule,
@@ -235,9 +242,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__di
     norms[2 * t + 1] = all.directions;
 }
 
-// Lists: weights, copies; then those that are written: gradients, weights, copies. The last chunks
-// come first: their weights and directions were written last, and may still be in the L2 cache.
-// UPDATE_PARTS blocks share a chunk.
+// new_w = w + delta, new_g = delta = -rate * ratio * d, as in struct Update. UPDATE_PARTS blocks
+// share a chunk of a tensor; block 0 takes the last part: it was read and written last by
+// lamb__direction, and may still be in the L2 cache. arrays: lists 0 and 1 are w and low-precision
+// weights; 2 to 4 are d or new_g, new_w, new low-precision.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lamb__update(const __grid_constant__ Pointers<POINTERS> arrays,
                  const __grid_constant__ Columns<5> columns,
@@ -258,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     GRAD* const new_g = array_of<GRAD>(arrays, columns, 2, t);
     const GRAD* const d = new_g ? new_g : directions + sizes.first_chunk[t] * CHUNK;
     expect<EXPECTED_NBYTES>(w, chunk.first, chunk.end);
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 1200  // where NVRTC 12.9 ends by a fault of its own
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 1200  // for 12.0, NVRTC 12.9 crashes
     expect<EXPECTED_NBYTES>(d, chunk.first, chunk.end);
 #endif
     W* const new_w = array_of<W>(arrays, columns, 3, t);
@@ -275,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     range_map::map_range<Tiling>(change, chunk.first, chunk.end, chunk.n);
 }
 
-// new_step = step + 1 where the step is made, else step.
+// new_step = step + 1, or step if the step is skipped. One thread.
 extern "C" __global__ void lamb__count(const __grid_constant__ Either<1> rate,
                                        const __grid_constant__ Either<1> step,
                                        const __grid_constant__ Either<1> loss_scale,

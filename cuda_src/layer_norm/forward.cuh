@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Layer normalisation: Y = (X - mean) inv_std scale + bias.
 //
-// A row's mean is that of its differences to its first element: rows far from zero lose no digits.
+// mean = origin + mean of (X - origin), origin the row's first element, so that rows far from zero
+// lose no digits.
 #pragma once
 #include "algorithm/lines.cuh"
 
@@ -10,31 +11,33 @@ namespace cto::layer_norm_forward {
 using namespace lines;
 
 template <class T>
-constexpr int SHORT_COLUMNS = SHORT_NBYTES / sizeof(T);  // that a thread holds of a short row
+constexpr int SHORT_COLUMNS = SHORT_NBYTES / sizeof(T);  // elements of a short row in a thread
 
+// The arguments of a kernel. T is the type of X, V that of Y, scale and bias.
 template <class T, class V>
 struct Arrays {
     using A = Acc<T>;
 
     const T* x;
     const V* scale;
-    const V* bias;  // or null
-    V* y;           // or null
-    A* mean;        // or null
-    A* inv_std;     // or null
-    bool is_centred;
+    const V* bias;    // or null
+    V* y;             // or null
+    A* mean;          // or null
+    A* inv_std;       // or null
+    bool is_centred;  // else the mean is 0
     A epsilon;
 
-    // The origin of a row's elements: its first one, if it is finite.
+    // The row's first element, or 0 if that is not finite.
     __device__ __forceinline__ A origin(i64 row, i64 length) const {
         if (!is_centred || length == 0) return 0;
         const A first = to_acc(x[row * length]);
         return isfinite(first) ? first : A(0);
     }
+    // inv_std of a row, of_squares = sum of (x - mean)^2.
     __device__ __forceinline__ A inverse(A of_squares, A n) const {
         return rsqrt(fast_divide(of_squares, n) + epsilon);
     }
-    // Y of one element.
+    // y = x_hat * scale + bias, for one element.
     __device__ __forceinline__ void store(i64 start, i64 column, A x_hat) const {
         const A of_bias = bias ? to_acc(bias[column]) : A(0);
         y[start + column] = from_acc<V>(x_hat * to_acc(scale[column]) + of_bias);
@@ -45,7 +48,7 @@ struct Arrays {
     }
 };
 
-// Scale or bias of a slot, which lies at a multiple of 16 bytes if it is ALIGNED.
+// to[i] = from[i], i < W: scale or bias of a slot. ALIGNED: `from` is a multiple of 16 bytes.
 template <class V, bool ALIGNED, int W>
 __device__ __forceinline__ void load_parameters(const V* from, Acc<V> (&to)[W]) {
     if constexpr (ALIGNED) {
@@ -56,12 +59,12 @@ __device__ __forceinline__ void load_parameters(const V* from, Acc<V> (&to)[W]) 
     }
 }
 
-// A row's mean and the sum of squared distances from it, put together from those of its threads, of n
-// elements each. Two sets of n make one of 2 n, and no digits are lost:
+// Mean and squares = sum of (x - mean)^2 of n elements. `join` merges those of a row's threads;
+// merging two sets of n elements loses no digits:
 //
 //     mean = (mean_1 + mean_2) / 2    squares = squares_1 + squares_2 + (mean_2 - mean_1)^2 n / 2
 //
-// The mean of rows that are not centred is taken for 0.
+// Without is_centred the mean is 0.
 template <class A>
 struct Moments {
     A n, mean, squares;
@@ -81,11 +84,11 @@ struct Moments {
     }
 
   private:
-    // Merges two lanes' sets; both have the result.
+    // Merges two lanes' sets; both get the result.
     __device__ __forceinline__ void merge_lane(u32 step) {
         const A other = __shfl_xor_sync(ALL_LANES, mean, step);
         const A distance = other - mean;
-        squares += distance * distance * (n / 4);  // so does the other lane
+        squares += distance * distance * (n / 4);  // half: the other lane adds as much
         mean = (mean + other) / 2;
         add_lane(step);
     }
@@ -108,7 +111,7 @@ struct Moments {
     }
 };
 
-// A row that its threads hold.
+// A row that is in the registers of its threads, and its mean.
 template <int W, int DEPTH, class T, class V>
 struct HeldRow {
     using A = Acc<T>;
@@ -122,22 +125,23 @@ struct HeldRow {
                                        i64 length)
         : arrays(arrays), line(line), x(line, arrays.x, from_acc<T>(A(0))) {
         x.template load<true>(line, 0);
-        // A full line of 2-byte elements needs no origin: a thread adds up few, exactly enough.
+        // A full line of 2-byte elements needs no origin: a thread's sum of few of them is exact
+        // enough.
         const bool has_origin = line.number >= 0 && !(line.full && sizeof(T) == 2);
         mean = origin = has_origin ? arrays.origin(line.number, length) : A(0);
     }
-    // From now on distances are to the mean.
+    // mean = origin + distance. Before the first call mean = origin.
     __device__ __forceinline__ void center_at(A distance) {
         center = distance;
         mean = origin + center;
     }
-    // element - mean; in two steps, so that no digits are lost, but for 2-byte types, whose neighbouring
-    // numbers lie further apart than float32 rounds.
+    // element - mean, subtracted in two steps to lose no digits. 2-byte types need one step: their
+    // spacing is wider than the rounding error of float32.
     __device__ __forceinline__ A distance(A element) const {
         return sizeof(T) == 2 ? element - mean : element - origin - center;
     }
 
-    // Shows `see` how far this thread's elements are from the centre.
+    // see(element - mean) for each of this thread's elements.
     template <class See>
     __device__ __forceinline__ void each(const See& see) const {
 #pragma unroll
@@ -148,6 +152,7 @@ struct HeldRow {
         }
         if (W > 1 && line.edge >= 0) see(distance(to_acc(x.edge)));
     }
+    // y = (x - mean) * inv_std * scale + bias, for this thread's elements.
     __device__ __forceinline__ void write(A inv_std) const {
         if (!arrays.y) return;
         if (line.full || line.head == 0)
@@ -176,6 +181,8 @@ struct HeldRow {
     }
 };
 
+// Normalizes one row, which its threads read once. In a full line each thread has its own mean
+// first, and Moments merges them; else the row's mean is summed before the squares.
 template <int W, int DEPTH, class T, class V>
 __device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
                                           i64 length) {
@@ -185,7 +192,7 @@ __device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line
     const RowThreads<A> threads{line.threads, of_warp};
     HeldRow row(arrays, line, length);
     const A n = static_cast<A>(length > 0 ? length : 1);
-    const A own = line.full ? static_cast<A>(W * DEPTH) : n;  // elements that the mean is of
+    const A own = line.full ? static_cast<A>(W * DEPTH) : n;  // elements of the first mean
     A sum = 0, squares = 0;
     if (arrays.is_centred) {
         row.each([&](A distance) { sum += distance; });
@@ -207,13 +214,15 @@ __device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line
     row.write(inv_std);
 }
 
+// Normalizes rows of at most threads * COLUMNS elements, `threads` threads a row.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void hold_any_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
                                              u32 threads) {
     normalize(arrays, row_of<W, COLUMNS / W>(n_rows, length, threads), length);
 }
 
-// Nothing where a type has no such rows.
+// The same, with code of its own for rows of exactly threads * COLUMNS. COLUMNS 0: plans have no
+// such rows of these types, and nothing is compiled.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
                                          u32 threads) {
@@ -225,7 +234,7 @@ __device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows,
         hold_any_row<W, COLUMNS>(arrays, n_rows, length, threads);
 }
 
-// A longer row, by a block: it is read three times.
+// Normalizes a row that is too long for registers: a block has one row, and reads it three times.
 template <class T, class V>
 __device__ __forceinline__ void read_row(const Arrays<T, V>& arrays, i64 length) {
     using A = Acc<T>;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Rows that fill what their threads hold, all of whose results are wanted.
+// Rows of exactly threads * COLUMNS elements, where y is not null: faster than forward.cuh, without
+// bounds checks.
 #pragma once
 #include "layer_norm/forward.cuh"
 
 namespace cto::full_rows {
 
-// The sum over a row's threads: a part of a warp, or whole warps from `first` on. of_warp is in shared
-// memory.
+// The sum over a row's threads, in each of them: a part of a warp, or whole warps, of which `first`
+// is the first one's number in the block. of_warp is in shared memory.
 template <class A>
 __device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* of_warp) {
     if (threads < WARP) {
@@ -30,8 +31,8 @@ __device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* of_war
 //     slot u    columns thread * W + u * step to + W - 1, u < DEPTH
 //     `first`   row * threads * COLUMNS + thread * W: slot 0 in the array
 //
-// A block has blockDim.x / threads rows; where these are several, `threads` is a power of two.
-// Threads past the last row read row 0, for they take part in its block's sums and barriers.
+// A block has blockDim.x / threads rows; if that is more than one, `threads` is a power of two.
+// Threads past the last row read row 0, as they must take part in the block's shuffles and barriers.
 template <int W, int COLUMNS, class T>
 struct Part {
     static constexpr int DEPTH = COLUMNS / W;
@@ -39,7 +40,7 @@ struct Part {
     i64 row;
     bool exists;
     u32 step;   // elements from a slot to the next
-    i64 first;  // element of the array
+    i64 first;  // index of slot 0 in the array
     vec::Elements<T, W> own[DEPTH];
 
     __device__ __forceinline__ Part(i64 n_rows, u32 threads) : threads(threads) {
@@ -52,7 +53,7 @@ struct Part {
         step = threads * W;
         first = (exists ? row : 0) * (threads * COLUMNS) + thread * W;
     }
-    // BEFORE_STORES: so that they stay in the L2 cache while what is written leaves it.
+    // Loads all slots. BEFORE_STORES: see vec::load_before_stores.
     template <bool BEFORE_STORES>
     __device__ __forceinline__ void load(const T* x) {
 #pragma unroll
@@ -67,6 +68,7 @@ struct Part {
     __device__ __forceinline__ u32 column(int u) const { return thread * W + u * step; }
     __device__ __forceinline__ u32 first_warp() const { return group * (threads / WARP); }
 
+    // see(element) for each of the thread's elements.
     template <class See>
     __device__ __forceinline__ void each(const See& see) const {
 #pragma unroll
@@ -74,6 +76,7 @@ struct Part {
 #pragma unroll
             for (int i = 0; i < W; ++i) see(own[u].at(i));
     }
+    // Slot u of y = values, rounded.
     template <class V>
     __device__ __forceinline__ void store(V* y, int u, const Acc<T> (&values)[W]) const {
         const vec::Vec<V, W> rounded = vec::from_acc<V>(values);
@@ -107,9 +110,9 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
     }
 }
 
-// y = (x - mean) * inv_std * scale + bias. The mean comes by a sum of its own, before that of
-// squares. Sums are of x - origin: of 2-byte elements the origin is 0, since float32 adds that many
-// up exactly enough, of others it is the row's first element.
+// y = (x - mean) * inv_std * scale + bias. The mean is summed first, then the squares of x - mean.
+// mean = origin + mean of (x - origin); the origin is the row's first element, or 0 for 2-byte
+// elements, whose sum in float32 is exact enough.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, V>& arrays,
                                             i64 n_rows, u32 threads) {

@@ -11,6 +11,7 @@ namespace cto::layer_norm_gradient {
 
 using namespace staged_rows;
 
+// The type of Inputs::x: X, or Y with FROM_Y.
 template <bool FROM_Y, class X, class Y>
 struct Second {
     using Type = X;
@@ -20,22 +21,23 @@ struct Second<true, X, Y> {
     using Type = Y;
 };
 
-// Arrays that are read. T and V are the types of X and Y.
+// Input arrays. T and V are the types of X and Y. FROM_Y: x^ is computed from Y, as X is not available.
 template <class T, class V, bool FROM_Y>
 struct Inputs {
     using A = Acc<T>;
     using X = typename Second<FROM_Y, T, V>::Type;
 
     const V* dy;
-    const X* x;  // or Y
+    const X* x;  // Y with FROM_Y
     const V* scale;
-    const V* bias;  // of x^ from Y
-    const A* mean;  // null for x^ from Y, and where rows are not centred
+    const V* bias;  // with FROM_Y
+    const A* mean;  // null with FROM_Y, and where rows are not centred
     const A* inv_std;
 
     __device__ bool is_centred() const { return FROM_Y || mean; }
 };
 
+// Mean (0 where `mean` is null) and inv_std of a row.
 template <class A>
 struct Statistics {
     A mean = 0, inv_std = 0;
@@ -47,20 +49,21 @@ struct Statistics {
     }
 };
 
-// The means over a row of h and of h x^.
+// Means over a row: of_h of h, of_product of h x^.
 template <class A>
 struct Means {
     A of_h, of_product;
 
-    // 0 of rows of one element, as long as h is rounded before it comes here.
+    // dX. In rows of one element h - of_h is exactly 0, as h was rounded (`times`), not part of an fma.
     __device__ A gradient(A inv_std, A h, A x_hat) const {
         return inv_std * fma(-of_product, x_hat, h - of_h);
     }
 };
 
+// x * y, rounded: never contracted with an addition to an fma.
 __device__ __forceinline__ float times(float x, float y) { return __fmul_rn(x, y); }
 __device__ __forceinline__ double times(double x, double y) { return __dmul_rn(x, y); }
-// x / y, where y was of type V. Of halves by a reciprocal, which overflows for none of them.
+// x / y, where y was converted from V. For halves x * (1 / y): 1 / y does not overflow for any of them.
 template <class V, class A>
 __device__ __forceinline__ A quotient(A x, A y) {
     if constexpr (ARE_SAME<V, __half>)
@@ -69,21 +72,21 @@ __device__ __forceinline__ A quotient(A x, A y) {
         return fast_divide(x, y);
 }
 
-// One element; V is the type of scale and bias.
+// One element; V is the type of scale and bias. x is y with FROM_Y.
 template <class V, class A, bool FROM_Y>
 struct Element {
     A dy, scale;
-    A h, distance;  // x - mean, or y - bias
+    A h, distance;  // dy scale; x - mean, or with FROM_Y y - bias
 
-    // A scale of 0 tells nothing of x^, which counts as 0 then.
+    // With FROM_Y, a scale of 0 leaves x^ unknown; it counts as 0.
     __device__ __forceinline__ Element(A dy, A x, A scale, A bias, A mean)
         : dy(dy), scale(scale), h(times(dy, scale)) {
         distance = FROM_Y ? (scale == 0 ? A(0) : x - bias) : x - mean;
     }
-    // Adds h, and h x^ but for inv_std where x^ has it.
+    // sums[0] += h; sums[1] += h x^ / inv_std = h (x - mean), or with FROM_Y h x^ = dy (y - bias).
     __device__ __forceinline__ void add_to(A (&sums)[2]) const {
         sums[0] += h;
-        // A sum that nearly cancels has the same bits wherever it is computed, emulated or not.
+        // Explicit fma or rounded product: GPU and CPU then have the same bits even if the sum cancels.
         if constexpr (FROM_Y)
             sums[1] += times(dy, distance);
         else
@@ -95,6 +98,7 @@ struct Element {
     }
 };
 
+// Means of a row from the sums of Element::add_to.
 template <class A, bool FROM_Y>
 __device__ __forceinline__ Means<A> means_of(const A (&sums)[2], A inv_std, bool is_centred,
                                              A inverse_length) {
@@ -102,9 +106,9 @@ __device__ __forceinline__ Means<A> means_of(const A (&sums)[2], A inv_std, bool
     return {is_centred ? sums[0] * inverse_length : A(0), of_product * inverse_length};
 }
 
-// ---- rows that are held -------------------------------------------------------------------------
+// ---- rows that fit into shared memory -----------------------------------------------------------
 
-// Scale and bias of the slots: read where they lie, or of SHIFTED rows from shared memory.
+// Scale and bias of the slots: read from global memory, or for SHIFTED rows from shared memory.
 template <class V, int W, bool FROM_Y, bool SHIFTED>
 struct Parameters {
     const V *scale, *bias;
@@ -135,7 +139,7 @@ struct Parameters<V, W, FROM_Y, true> {
     }
 };
 
-// The elements of one slot.
+// The W elements of one slot.
 template <class V, class A, bool FROM_Y, int W>
 struct Slot {
     A dy[W], x[W], scale[W], bias[W];
@@ -152,7 +156,7 @@ struct Slot {
     }
 };
 
-// The element of a thread before or after the slots of a SHIFTED row, loaded a row ahead.
+// The thread's edge in a SHIFTED row: an element before or after the slots. Loaded one row ahead.
 template <class T, class V, bool FROM_Y>
 struct Edge {
     using A = Acc<T>;
@@ -177,7 +181,8 @@ struct Edge {
     }
 };
 
-// dX, and the sums over the rows that this block, or this warp, walks through.
+// dX of the block's rows, and scale_sums[blockIdx.x], bias_sums[blockIdx.x] = sums over them of dY
+// x^, dY.
 template <int W, bool SHIFTED, class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx, Acc<T>* scale_sums,
                                           Acc<T>* bias_sums, const Rows& rows, u8* memory) {
@@ -213,7 +218,7 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
         for (int u = 0; u < D; ++u) {
             if (walk.slot(u) >= end) break;
             const Slot<V, A, FROM_Y, W> slot(walk, u, parameters, dy, x);
-            A of_slot[2] = {};  // shorter chains of additions
+            A of_slot[2] = {};  // shortens the chain of dependent additions
 #pragma unroll
             for (int i = 0; i < W; ++i) slot.at(i, row.mean).add_to(of_slot);
             sums[0] += of_slot[0];
@@ -254,7 +259,7 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
 
 // ---- longer rows --------------------------------------------------------------------------------
 
-// The means of a row, by a block.
+// means[row] = {mean of h, mean of h x^}; a block has one row.
 template <class T, class V, bool FROM_Y>
 __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64 length,
                                              Acc<T>* means) {
@@ -279,7 +284,8 @@ __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64
     means[2 * row + 1] = of_row.of_product;
 }
 
-// Some rows of one column in each thread.
+// One column of a thread, in some of the rows: writes dX if `means` is not null, and sums dY x^
+// (of_scale) and dY (of_bias). A null in.x: only dY is summed.
 template <class T, class V, bool FROM_Y>
 struct Column {
     using A = Acc<T>;
@@ -298,7 +304,7 @@ struct Column {
         scale = to_acc(in.scale[column]);
         bias = FROM_Y ? to_acc(in.bias[column]) : A(0);
     }
-    // n rows from `row` on, blockDim.y apart.
+    // Adds n rows: row, row + blockDim.y, ... UNROLL of them are loaded together.
     __device__ __forceinline__ void add(i64 row, i32 n) {
 #pragma unroll 1
         for (; n > 0; n -= UNROLL, row += UNROLL * blockDim.y) {
@@ -334,7 +340,8 @@ struct Column {
     }
 };
 
-// A tile of columns, in one of the parts that the rows are divided into; grid (tiles, parts).
+// dX of a tile of columns in one part of the rows, rows_of_part of them, and the part's sums of dY
+// x^ and dY. Grid (tiles, parts).
 template <class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, const Acc<T>* means,
                                              T* dx, Acc<T>* scale_sums, Acc<T>* bias_sums,

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Gradients of rows that whole warps share, in 2-byte types: what gradient.cuh does in as few
-// instructions as it takes. The slots of a warp lie side by side, so that a thread's are all as far
-// apart, and scale and bias are in shared memory as the accumulators that they become.
+// gradient.cuh for 2-byte types and rows that whole warps share, tuned for few instructions. A warp has
+// neighbouring slots of a row, so a thread's slots are a constant distance apart, and offsets are
+// immediates of instructions. Scale and bias are in shared memory, converted to float.
 #pragma once
 #include "layer_norm/gradient.cuh"
 
 namespace cto::layer_norm_gradient::by_warps {
 
 constexpr int W = 8;              // elements of a slot, of 2 bytes each
-constexpr u32 APART = WARP * 16;  // bytes from a slot of a thread to its next
+constexpr u32 APART = WARP * 16;  // bytes from one slot of a thread to its next
 using A = float;
 
-// Calls `use` with each slot's number, as a constant.
+// each_slot: use(Number<u>{}) for u = U, ..., N - 1, an unrolled loop with u a compile-time constant.
 template <int U>
 struct Number {
     static constexpr int value = U;
@@ -24,7 +24,7 @@ __device__ __forceinline__ void each_slot(const Use& use) {
     }
 }
 
-// Begins to copy a slot, so many bytes after where it is said: a sum would take an instruction.
+// Begins to copy 16 bytes from global + FROM to shared + TO, both added by the copy instruction itself.
 template <int TO, int FROM>
 __device__ __forceinline__ void copy_after(u8* shared, const void* global) {
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800
@@ -37,8 +37,8 @@ __device__ __forceinline__ void copy_after(u8* shared, const void* global) {
 #endif
 }
 
-// Returns `number`, hidden from the compiler: what was computed from it before is computed again, and
-// takes no registers meanwhile.
+// Returns `number`, hidden from the compiler: it recomputes what depends on it, instead of keeping the
+// results of an earlier computation in registers.
 __device__ __forceinline__ u32 anew(u32 number) {
 #ifndef __CUDA_CPU__
     asm volatile("" : "+r"(number));
@@ -46,15 +46,15 @@ __device__ __forceinline__ u32 anew(u32 number) {
     return number;
 }
 
-// Where a thread is in its walk.
+// Which rows and slots are a thread's; see staged_rows::Walk.
 template <bool SHIFTED>
 struct Walk {
     const Rows& rows;
-    u32 group, thread, first;  // its first slot, each next one is WARP slots on
-    i32 n_slots, end;          // of the thread, of the row
+    u32 group, thread, first;  // the thread's slots of a row are first, first + WARP, ...
+    i32 n_slots, end;          // slots of the thread, of the row
     i32 head = 0;              // elements before the first slot of a row
-    i64 row, step, pitch;      // first row, rows and elements from one to the next
-    i32 n_rows;
+    i64 row, step, pitch;      // its rows are row, row + step, ...; pitch = step rows, in elements
+    i32 n_rows;                // of the thread
 
     static constexpr bool IS_SHIFTED = SHIFTED;
 
@@ -72,9 +72,9 @@ struct Walk {
         n_rows = row < rows.count ? static_cast<i32>((rows.count - row + step - 1) / step) : 0;
     }
     __device__ bool has(int u) const { return u < n_slots; }
-    // The columns of a slot are from here on.
+    // First column of slot u.
     __device__ i64 column(int u) const { return head + static_cast<i64>(first + u * WARP) * W; }
-    // The thread's first slot in its first row.
+    // Index in the array of the thread's first slot in its first row.
     __device__ i64 element() const { return row * rows.length + column(0); }
     // The column of this thread before or after the slots, or -1.
     __device__ i32 edge() const {
@@ -84,12 +84,12 @@ struct Walk {
     }
 };
 
-// What there is for each column of a thread, in shared memory: N numbers, of which FROM_Y has
-// scale, 1 / scale (0 where the scale is) and bias, else there is the scale.
+// Parameters of a thread's columns in shared memory, N numbers each: scale; with FROM_Y also 1 /
+// scale (0 where the scale is 0) and bias. read<K> reads number K of the W columns of slot u.
 template <class V, bool FROM_Y>
 struct Table {
     static constexpr int N = FROM_Y ? 3 : 1;
-    u8* own;  // this thread's
+    u8* own;  // this thread's part
 
     template <bool SHIFTED>
     __device__ __forceinline__ Table(const V* scale, const V* bias, const Walk<SHIFTED>& walk,
@@ -128,7 +128,7 @@ struct Table {
     }
 };
 
-// The element of a thread before or after the slots of a SHIFTED row, loaded a row ahead.
+// The thread's edge in a SHIFTED row: an element before or after the slots. Loaded one row ahead.
 template <class T, class V, bool FROM_Y>
 struct Edge {
     using In = Inputs<T, V, FROM_Y>;
@@ -159,8 +159,7 @@ struct Edge {
     }
 };
 
-// sums[k] = sum of sums[k] over the `threads` threads of a row, in each of them: whole warps. One barrier: a
-// call writes the half of of_warp that warps still in the call before do not read.
+// staged_rows::RowSums for whole warps.
 struct SumsOfRow {
     Vec<A, 2> (&of_warp)[2][WARP];  // shared memory
     u32 threads, group;
@@ -188,7 +187,7 @@ struct SumsOfRow {
     }
 };
 
-// Coefficients of the elements of a row: x^ = x inv_std + shift, and
+// Numbers that all elements of a row share: x^ = x inv_std + shift, and
 // dX = h inv_std + (x^ of_product + of_h).
 struct Factors {
     A inv_std, shift, of_h, of_product;
@@ -200,6 +199,7 @@ struct Factors {
           of_product(-of.of_product * own.inv_std) {}
 };
 
+// The work of a thread on its rows: copies to shared memory, sums, dX, and sums over rows.
 template <class T, class V, bool FROM_Y, bool SHIFTED>
 struct Gradient {
     using In = Inputs<T, V, FROM_Y>;
@@ -209,13 +209,13 @@ struct Gradient {
 
     const In& in;
     const Walk<SHIFTED> walk;
-    u8 *dy, *x;  // the thread's slots in shared memory, of the first stage
+    u8 *dy, *x;  // the thread's first slots in shared memory, in the first stage
     const Table<V, FROM_Y> table;
-    i64 element;  // of the thread's first slot
-    u32 stage = 0;
+    i64 element;    // index in the arrays of the thread's first slot in the current row
+    u32 stage = 0;  // offset in bytes of the current row's stage
     ColumnSums<A, W, D> of_scale, of_bias;
 
-    // Shared memory of the block: rows.depth slots of dY and as many of X for each thread.
+    // Bytes of a stage: rows.depth slots of dY and as many of X for each thread of the block.
     static __device__ u32 stage_nbytes(const Rows& rows) {
         return 2 * rows.depth * APART * (blockDim.x / WARP);
     }
@@ -227,12 +227,14 @@ struct Gradient {
           table(in.scale, in.bias, walk, memory + rows.stages * stage_nbytes(rows)),
           element(walk.element()) {}
 
-    // Begins to copy slot U of the row whose first slot of this thread is there.
+    // Begins to copy slot U of a row to the stage at offset `to`. of_dy and of_x point to the thread's
+    // first slot in that row.
     template <int U>
     __device__ __forceinline__ void start(const V* of_dy, const X* of_x, u32 to) const {
         copy_after<U * APART, U * APART>(dy + to, of_dy);
         copy_after<U * APART, U * APART>(x + to, of_x);
     }
+    // Begins to copy the first row of each stage.
     __device__ __forceinline__ void start_first() const {
         for (i32 s = 0; s < walk.rows.stages; ++s) {
             const i64 at = element + s * walk.pitch;
@@ -254,6 +256,7 @@ struct Gradient {
         element += walk.pitch;
         if (walk.rows.stages > 1) stage = stage_nbytes(walk.rows) - stage;
     }
+    // Waits for the copies of the current row.
     __device__ __forceinline__ void arrive() const {
         if (walk.rows.stages > 1)
             async_copy::wait<1>();
@@ -265,7 +268,7 @@ struct Gradient {
         vec::widen<X>(x + stage + u * APART, of_x);
         table.template read<0>(u, scale);
     }
-    // x^ of what was read, from X or Y.
+    // Replaces x[i], elements of X or Y, by x^.
     __device__ __forceinline__ void make_x_hat(int u, A (&x)[W], A inv_std, A shift) const {
         if constexpr (FROM_Y) {
             A inverse[W], of_bias[W];
@@ -278,7 +281,7 @@ struct Gradient {
             for (int i = 0; i < W; ++i) x[i] = fma(x[i], inv_std, shift);
         }
     }
-    // Adds h, and h x^ but for inv_std where x^ has it.
+    // For slot u, sums[0] += h; sums[1] += h x^ / inv_std = h (x - mean), or with FROM_Y h x^.
     __device__ __forceinline__ void sum_slot(int u, A mean, A (&sums)[2]) const {
         A of_dy[W], of_x[W], scale[W], of_slot[2] = {};
         read(u, of_dy, of_x, scale);
@@ -291,6 +294,8 @@ struct Gradient {
         }
         sums[0] += of_slot[0], sums[1] += of_slot[1];
     }
+    // Writes dX of slot U, adds to the sums over rows, and if goes_on begins to copy the slot that
+    // comes to the same place.
     template <int U>
     __device__ __forceinline__ void write_slot(const Factors& of, bool goes_on, const V* next_dy,
                                                const X* next_x, T* dx) {
@@ -319,7 +324,8 @@ struct Gradient {
     }
 };
 
-// The sums of a row over its threads, then dX and what its columns are given.
+// The current row: its sums over its threads, then dX and the sums over rows. `left` rows of the
+// thread are left, this one included.
 template <class AGradient, class AnEdge, class Own, class T>
 __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge, const Own& own,
                                         i32 left, SumsOfRow& sum_row, T* dx) {
@@ -345,7 +351,8 @@ __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge,
     if (SHIFTED) gradient.write_edge(edge, dx + gradient.start_of_row(), own, of);
 }
 
-// dX, and the sums over the rows that this block walks through.
+// dX of the block's rows, and scale_sums[blockIdx.x], bias_sums[blockIdx.x] = sums over them of dY
+// x^, dY.
 template <bool SHIFTED, class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx, A* scale_sums,
                                           A* bias_sums, const Rows& rows, u8* memory) {
@@ -375,8 +382,8 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
     gradient.of_bias.store(again, bias_sums, memory);
 }
 
-// Of 2-byte types, where copies go on while threads compute; plans have others walked through by
-// `walk_rows`.
+// walk_rows is compiled for 2-byte types, and for GPUs with asynchronous copies; for others plans
+// choose gradient.cuh's walk_rows.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
 constexpr bool GO_BY_WARPS = true;
 #else

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Layer normalisations and their gradients.  CPU provider: cupy_training_ops/families/layer_norm/reference.py
 //
-// Rows that fit on chip have kernels with vectors, where arrays are aligned, and by __elements. The
-// forward holds them in registers, gradients in shared memory. Longer ones are read again. T is the
-// type of X, U that of statistics, V that of Y, scale and bias.
+// Rows that fit into registers (forward) or shared memory (gradients) are read once: in vectors if
+// arrays are aligned, else by the kernels __elements. Longer rows are read several times. T is the
+// type of X, U of statistics, V of Y, scale and bias.
 #include "core/slots.cuh"
 #include "layer_norm/facts.cuh"
 #include "layer_norm/forward.cuh"
@@ -37,16 +37,16 @@ using namespace cto;
 
 // ---- LayerNormalization, and without `is_centred` SimplifiedLayerNormalization ------------------
 
-// Threads of a block of short rows. For 12.0, CUDA 13 spills where scales are wider than rows, unless it
-// is said how many blocks share a multiprocessor.
+// Launch bounds for short rows. For 12.0, CUDA 13 spills where V is wider than T, unless the number of
+// resident blocks is given.
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 1200 && __CUDACC_VER_MAJOR__ >= 13
 #define SHORT_BOUNDS lines::SHORT_THREADS, sizeof(V) > sizeof(T) ? 9 : 0
 #else
 #define SHORT_BOUNDS lines::SHORT_THREADS
 #endif
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
-// without is_centred the mean is 0. y, bias, mean and inv_std may be null. A thread holds at most
-// SHORT_NBYTES of a row of `length` elements, which `threads` threads share.
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have a row
+// of `length` elements in registers, at most SHORT_NBYTES each.
 extern "C" __global__ void __launch_bounds__(SHORT_BOUNDS)
     layer_norm__short_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                            bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -55,8 +55,8 @@ extern "C" __global__ void __launch_bounds__(SHORT_BOUNDS)
         threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
-// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads hold a
-// row of `length` elements.
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have a row
+// of `length` elements in registers.
 extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                      bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -64,16 +64,15 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
-// With 4-byte types four blocks share a multiprocessor; loads that say what stays in the L2 cache would
-// take more registers.
+// Launch bounds for full rows: with 4-byte types at least four resident blocks, as
+// vec::load_before_stores would else use too many registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define FULL_BOUNDS HELD_THREADS, sizeof(T) == 4 && sizeof(V) == 4 ? 4 : 0
 #else
 #define FULL_BOUNDS HELD_THREADS
 #endif
 // y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon), for rows of exactly threads *
-// FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, all of which their threads hold; inv_std may be
-// null.
+// FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers; inv_std may be null.
 extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__full_rows(const T* x, const V* scale, V* y, U* inv_std, double epsilon, i64 n_rows,
                           u32 threads) {
@@ -81,8 +80,7 @@ extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
         x, scale, y, inv_std, static_cast<U>(epsilon), n_rows, threads);
 }
 // y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon), for rows of exactly threads *
-// 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, all of which their threads hold; inv_std may be
-// null.
+// 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers; inv_std may be null.
 extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__deep_full_rows(const T* x, const V* scale, V* y, U* inv_std, double epsilon,
                                i64 n_rows, u32 threads) {
@@ -90,8 +88,8 @@ extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
         x, scale, y, inv_std, static_cast<U>(epsilon), n_rows, threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon), for
-// rows of exactly threads * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, all of which their
-// threads hold; bias, mean and inv_std may be null.
+// rows of exactly threads * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers; bias, mean and
+// inv_std may be null.
 extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__centred_full_rows(const T* x, const V* scale, const V* bias, V* y, U* mean,
                                   U* inv_std, double epsilon, i64 n_rows, u32 threads) {
@@ -99,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
         {x, scale, bias, y, mean, inv_std, true, static_cast<U>(epsilon)}, n_rows, threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon), for
-// rows of exactly threads * 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, all of which their
-// threads hold; bias, mean and inv_std may be null.
+// rows of exactly threads * 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers; bias, mean
+// and inv_std may be null.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
     layer_norm__deep_centred_full_rows(const T* x, const V* scale, const V* bias, V* y, U* mean,
                                        U* inv_std, double epsilon, i64 n_rows, u32 threads) {
@@ -108,8 +106,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS)
         {x, scale, bias, y, mean, inv_std, true, static_cast<U>(epsilon)}, n_rows, threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
-// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads hold a
-// row of `length` elements, DEEP_COLUMNS each.
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have a row
+// of `length` elements in registers, at most DEEP_COLUMNS each.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
     layer_norm__deep_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -118,8 +116,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS)
         threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
-// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads hold a
-// row of `length` elements, WIDE_COLUMNS each.
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have a row
+// of `length` elements in registers, at most WIDE_COLUMNS each.
 extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__wide_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -128,8 +126,8 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
         threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
-// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads hold a
-// row of `length` elements, read one by one, as arrays need not be aligned.
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have a row
+// of `length` elements in registers, loaded one by one, as arrays need not be aligned.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__elements(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                          bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -162,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
 // scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
-// Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows begin where no vector does.
+// Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows do not begin at multiples of 16 bytes.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_shifted_rows(const V* dy, const T* x, const V* scale, const U* mean,
                                       const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -186,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
 // scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Whole warps share a row of 2-byte
-// types, which begins where no vector does.
+// types, which does not begin at a multiple of 16 bytes.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_shifted_rows_by_warps(const V* dy, const T* x, const V* scale,
                                                const U* mean, const U* inv_std, T* dx,
@@ -207,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     gradient::walk_rows<1, false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
                                                scale_sums, bias_sums, rows, shared);
 }
-// means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (x - mean) * inv_std, which the
-// gradient of a row that is too long to hold needs. A block has a row.
+// means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (x - mean) * inv_std, for rows too long
+// for shared memory; layer_norm__gradient_columns reads them. A block has a row.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_row_sums(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, i64 length, U* means) {
@@ -240,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
-// through. Rows begin where no vector does.
+// through. Rows do not begin at multiples of 16 bytes.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_shifted_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                         const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -271,8 +269,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     gradient::walk_rows<1, false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
                                               scale_sums, bias_sums, rows, shared);
 }
-// means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (y - bias) / scale, which the
-// gradient of a row that is too long to hold needs. A block has a row.
+// means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (y - bias) / scale, for rows too long
+// for shared memory; layer_norm__invertible_columns reads them. A block has a row.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_row_sums(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, i64 length, U* means) {

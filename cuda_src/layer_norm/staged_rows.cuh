@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Rows of matrices that blocks walk through: while one is used, the next are copied to shared memory.
+// Loops over rows of matrices with asynchronous copies: while a row is used, the next ones are
+// copied to shared memory.
 //
-// The threads of a row share its slots of W neighbouring elements. Each thread has the same columns
-// in every row, and so may sum over rows.
+// A block has `groups` groups of `threads` threads; each group has a row at a time. A row is
+// divided into slots of W neighbouring elements, which the threads of the group share. A thread has
+// the same columns in every row, so it can sum over rows in registers.
 //
-//     W > 1   slots begin at multiples of 16 bytes; a thread copies those that it alone reads, and
-//             needs no barrier for them. In SHIFTED rows some elements come before the first slot
-//             and after the last, a thread's each; a block has rows that all begin alike
-//     W = 1   rows begin anywhere; their threads copy the 16-byte words that a row lies in, and
-//             then meet before they read elements
+//     W > 1   slots begin at multiples of 16 bytes; a thread copies the slots that it reads itself, so
+//             no barrier is needed. In SHIFTED rows the start of a row is not aligned: the elements
+//             before the first slot and after the last, the edges, have one thread each. All rows of
+//             a thread have the same number of edges
+//     W = 1   rows begin anywhere; the group copies the aligned 16-byte words that contain the row,
+//             and waits at a barrier before it reads elements
 #pragma once
 #include "core/async_copy.cuh"
 #include "core/vec.cuh"
@@ -20,23 +23,26 @@ namespace cto::staged_rows {
 using namespace facts::layer_norm;
 using vec::Vec;
 
-// Slots of a thread at most; of SHIFTED rows half as many.
+// Largest number of slots of a thread; half of it in SHIFTED rows.
 template <class A, int W>
 constexpr int DEPTH = (W > 1 ? HELD_COLUMNS<sizeof(A)> : SINGLE_COLUMNS<sizeof(A)>) / W;
 
-// Elements in a slot of arrays of both types.
+// Elements of a slot: as many as fit into 16 bytes in both types.
 template <class E, class F>
 constexpr int WIDTH = 16 / (sizeof(E) > sizeof(F) ? sizeof(E) : sizeof(F));
 
-// Where a thread is in its walk.
+// The state of a thread's loop over rows: which row, and which of its slots are the thread's. With
+//     period = rows.period if SHIFTED, else 1
+// group g of block b has rows (b / period * groups + g) * period + b % period + k * step(), k = 0,
+// 1, ... Rows `period` apart begin at the same address modulo 16, and so all rows of a block do.
 template <int W, bool SHIFTED = false>
 struct Walk {
     const Rows& rows;
-    u32 group, thread;
-    i64 row;       // this thread's, which may be past the last
-    i32 end;       // of its slots; with W = 1 each warp has its own, side by side
-    i32 head = 0;  // elements before the first slot
-    i32 stage = 0;
+    u32 group, thread;  // the group of the thread, and its number in the group
+    i64 row;            // the current row, which may be past the last
+    i32 end;            // the thread's slots are below this
+    i32 head = 0;       // elements before the first slot
+    i32 stage = 0;      // buffer in shared memory of the current row
 
     static constexpr bool IS_SHIFTED = SHIFTED;
 
@@ -53,17 +59,18 @@ struct Walk {
         }
     }
     __device__ i64 step() const { return static_cast<i64>(gridDim.x) * rows.groups; }
-    // True if some of the block's threads have a row left.
+    // True if some group of the block has a row left.
     __device__ bool goes_on() const {
         return row - group * (SHIFTED ? rows.period : 1) < rows.count;
     }
+    // The number in the row of the thread's slot u. With W = 1 a warp has neighbouring slots.
     __device__ __forceinline__ i32 slot(int u) const {
         if constexpr (W > 1) return thread + u * rows.threads;
         return thread / WARP * (WARP * rows.depth) + thread % WARP + u * WARP;
     }
     __device__ bool has(int u) const { return slot(u) < end; }
     __device__ i32 end_of(i64 any_row) const { return any_row < rows.count ? end : 0; }
-    // The columns of a slot are from here on.
+    // First column of slot u.
     __device__ i64 column(int u) const { return (SHIFTED ? head : 0) + slot(u) * W; }
     __device__ i64 start(i64 any_row, int u) const { return any_row * rows.length + column(u); }
     // The column of this thread before or after the slots, or -1.
@@ -72,13 +79,14 @@ struct Walk {
         const i32 own = static_cast<i32>(thread);
         return !SHIFTED || own >= n_edges ? -1 : own < head ? own : own + in_slots;
     }
-    // The row whose copies begin while this one is used.
+    // The row whose copies begin while the current one is used.
     __device__ i64 later() const { return row + (W > 1 ? rows.stages : 1) * step(); }
     __device__ void advance() {
         row += step();
         stage = stage + 1 < rows.stages ? stage + 1 : 0;
     }
-    // Waits for the row's copies. With W = 1 also for the threads that have read the row before.
+    // Waits for the current row's copies. With W = 1 also a barrier: other threads made some of the
+    // copies, and may still read the row before.
     __device__ __forceinline__ void arrive() const {
         if (W > 1 && rows.stages > 1) {
             async_copy::wait<1>();
@@ -94,23 +102,23 @@ struct Walk {
     }
 };
 
-// The rows of one array.
+// One array, and its buffers of rows in shared memory.
 template <class E, int W>
 struct Staged {
     using Type = E;
     static constexpr u32 SLOT_NBYTES = W * sizeof(E);
 
     const E* array;
-    u8* own;  // in stage 0: the slots of this thread, or its row
+    u8* own;  // in stage 0: this thread's first slot, or with W = 1 its group's row
 
-    // Takes its part of the shared memory from `shared` on.
+    // Allocates the buffers at `shared`, and moves `shared` past them.
     template <bool SHIFTED>
     __device__ __forceinline__ Staged(const E* array, const Walk<W, SHIFTED>& walk, u8*& shared)
         : array(array) {
         own = shared + (W > 1 ? threadIdx.x * SLOT_NBYTES : walk.group * pitch(walk.rows));
         shared += walk.rows.stages * stage_nbytes(walk.rows);
     }
-    // Bytes from one row to the next with W = 1: the words that any row lies in.
+    // Bytes of a row's buffer with W = 1: 16-byte words for a row that begins anywhere in one.
     static __device__ u32 pitch(const Rows& rows) {
         return (static_cast<u32>(rows.length * sizeof(E)) + 15u) / 16u * 16u + 16u;
     }
@@ -123,15 +131,15 @@ struct Staged {
     __device__ __forceinline__ u8* slot(const Rows& rows, int u, i32 stage) const {
         return in_stage(rows, stage) + u * blockDim.x * SLOT_NBYTES;
     }
-    // Begins to copy a slot of a row.
+    // Begins to copy slot u of a row to a stage; nothing if the row has no such slot.
     template <bool SHIFTED>
     __device__ __forceinline__ void start(const Walk<W, SHIFTED>& walk, i64 row, int u,
                                           i32 stage) const {
         if (walk.slot(u) < walk.end_of(row))
             async_copy::copy<SLOT_NBYTES>(slot(walk.rows, u, stage), array + walk.start(row, u));
     }
-    // Begins to copy the words that a row lies in; of those that begin or end beyond it, its part,
-    // for they may lie beyond the array.
+    // Begins to copy the 16-byte words that contain a row. Of the first and last word only the row's
+    // elements are copied, one by one, as the rest may be outside the array.
     __device__ __forceinline__ void start_words(const Walk<W>& walk, i64 row, i32 stage) const {
         if (row >= walk.rows.count) return;
         const E* const begin = array + row * walk.rows.length;
@@ -149,7 +157,7 @@ struct Staged {
             }
         }
     }
-    // A slot of the row that has arrived.
+    // to[i] = element i of slot u of the current row, from shared memory.
     template <bool SHIFTED>
     __device__ __forceinline__ void read(const Walk<W, SHIFTED>& walk, int u,
                                          Acc<E> (&to)[W]) const {
@@ -163,7 +171,7 @@ struct Staged {
     }
 };
 
-// Begins the copies of the first rows, of several arrays.
+// Begins the copies of the first rows of all arrays.
 template <int D, int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void start_first(const Walk<W, SHIFTED>& walk,
                                             const Staged<E, W>&... arrays) {
@@ -180,7 +188,7 @@ __device__ __forceinline__ void start_first(const Walk<W, SHIFTED>& walk,
     }
 }
 
-// Waits for the row, and with W = 1 begins the copies of the next.
+// Waits for the current row; with W = 1, then begins the copies of the next one.
 template <int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void arrive(const Walk<W, SHIFTED>& walk,
                                        const Staged<E, W>&... arrays) {
@@ -191,26 +199,28 @@ __device__ __forceinline__ void arrive(const Walk<W, SHIFTED>& walk,
     }
 }
 
-// With W > 1: after a slot has been read for the last time, begins the copy that takes its place.
+// With W > 1: slot u has been read for the last time, so begins to copy the one that takes its place.
 template <int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void replace(const Walk<W, SHIFTED>& walk, int u,
                                         const Staged<E, W>&... arrays) {
     if constexpr (W > 1) (arrays.start(walk, walk.later(), u, walk.stage), ...);
 }
 
-// Ends the use of a row.
+// Goes on to the next row.
 template <int W, bool SHIFTED>
 __device__ __forceinline__ void leave(Walk<W, SHIFTED>& walk) {
     if constexpr (W > 1) async_copy::commit();
     walk.advance();
 }
 
-// N sums over the threads of a row, in each of them, with one barrier: what other warps have
-// written is in one half of the memory while the next sums go to the other.
+// values[i] = sum of values[i] over the threads of a row, in each of them, i < N. Calls use the two
+// halves of of_warp in turn, so one barrier a call is enough: slower warps still read the other
+// half. OF_BLOCK: the block is one group; else groups use one of the hardware's few named barriers
+// each.
 template <class A, int N, bool OF_BLOCK>
 struct RowSums {
     A (&of_warp)[2][N][WARP];  // shared memory
-    u32 threads, group;        // of OF_BLOCK one group; barriers of groups are few
+    u32 threads, group;
     u32 half = 0;
 
     __device__ __forceinline__ void operator()(A (&values)[N]) {
@@ -240,7 +250,7 @@ struct RowSums {
     }
 };
 
-// Adds up the lanes of a warp that have the same columns.
+// Sums over the lanes of a warp that have the same columns, of different rows: `threads` < WARP apart.
 template <class A, int N>
 __device__ __forceinline__ void sum_same_columns(u32 threads, A (&of_columns)[N]) {
 #pragma unroll 1
@@ -250,14 +260,14 @@ __device__ __forceinline__ void sum_same_columns(u32 threads, A (&of_columns)[N]
             of_columns[i] += __shfl_xor_sync(ALL_LANES, of_columns[i], step);
 }
 
-// Sums of a thread's columns: those of its slots, and of its edge.
+// Sums over rows of a thread's columns: of its slots, and of its edge.
 template <class A, int W, int D>
 struct ColumnSums {
     Vec<A, W> of_slot[D] = {};
     A of_edge[1] = {};
 
-    // Writes them as the block's line of `sums`, those of groups and warps with rows of their own
-    // added up. The rows in shared memory are no longer needed.
+    // sums[blockIdx.x][column] = sum over all rows of the block: adds up the groups. Overwrites the
+    // rows in `shared`.
     template <class AWalk>
     __device__ __forceinline__ void store(const AWalk& walk, A* sums, u8* shared) {
         if (!sums) return;
@@ -297,15 +307,18 @@ struct ColumnSums {
     }
 };
 
-// Scale, bias and sums of the columns of the slots of SHIFTED rows, in shared memory, 16 bytes at a time.
+// Scale or bias of the slots of SHIFTED rows, in shared memory as accumulators: slots are not
+// aligned in the array itself. Chunks of 16 bytes lie so that a warp's accesses have no bank
+// conflicts.
 template <class A, int W>
 struct InShared {
     static constexpr int CHUNK = 16 / sizeof(A), CHUNKS = W < CHUNK ? 1 : W / CHUNK;
     using Chunk = Vec < A, W<CHUNK ? W : CHUNK>;
 
-    Chunk* own;  // this thread's
+    Chunk* own;  // this thread's first chunk
 
-    // Takes its part of the shared memory. The threads of a block fill it together.
+    // Allocates memory at `shared`, and moves `shared` past it. The groups of a block fill it
+    // together; a barrier must follow.
     template <class E>
     __device__ __forceinline__ InShared(const E* from, const Walk<W, true>& walk, u8*& shared)
         : own(reinterpret_cast<Chunk*>(shared) + walk.thread) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Gradient descent, norms of gradients and clipping.  CPU provider: cupy_training_ops/families/optimizer/reference.py
 //
-// What a step computes is kept in the accumulator of the weights and rounded once for each array
-// that is written.
+// A step is computed in the accumulator of the weights' type, and rounded once for each output.
 #include "algorithm/l2_norm.cuh"
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/parameter_update.cuh"
@@ -37,7 +36,7 @@ using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
 struct SgdFactors {
     ACC divisor, rate;
-    bool update;
+    bool update;  // else the step is skipped
 };
 
 // delta = -rate g / divisor; w = w + delta.
@@ -64,7 +63,7 @@ struct Sgd : Descent<W, GRAD> {
 
 // ---- clipping -----------------------------------------------------------------------------------
 
-// g = g factor, which is subnormal where the norm is near the end of the range.
+// new_g = g * factor. The factor may be subnormal: norms may be close to the largest float.
 struct Clip {
     const GRAD* g;
     GRAD* new_g;
@@ -99,8 +98,8 @@ using ClipChunk = multi_tensor::BlockChunk<CLIP_CHUNK>;
 
 using namespace cto;
 
-// delta = -rate * g, new_w = w + delta, new_g = delta; new_w = w, new_g = g where the rate is not
-// finite.
+// delta = -rate * g, new_w = w + delta, new_g = delta; if the rate is not finite, new_w = w, new_g = g.
+// A block has Tiling::tile elements of n.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sgd_optimizer(const W* w, const GRAD* g, W* new_w, GRAD* new_g,
                   const __grid_constant__ Either<1> rate, i64 n) {
@@ -111,7 +110,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Sgd{{w, g, new_w, new_g, Copy{}}, by}.run(first, end, n);
 }
 
-// Lists: weights, gradients, copies; then those that are written: weights, copies.
+// new_w = w - rate * g / divisor for a list of parameters, or new_w = w if the step is skipped; a block
+// has one chunk of one tensor. divisor: see step::gradient_divisor.
+// arrays: lists 0 to 2 are w, g, low-precision weights; 3 and 4 the new w and low-precision weights.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<5> columns,
     const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ Either<1> rate,
@@ -134,7 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     sgd.run(chunk.first, chunk.end, chunk.n);
 }
 
-// The norm of a list, in W, and whether it is finite, as it is not where an element is not.
+// norm = sqrt(sum of squares of all elements of the list), is_finite = norm is finite; either may
+// be null. Blocks take chunks in turn; the last block of the last launch adds up `partials`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer__norm(const __grid_constant__ Pointers<ONE_LIST> arrays,
                     const __grid_constant__ TensorSizes<ONE_LIST> sizes, NORM* partials,
@@ -152,8 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (is_finite) *is_finite = isfinite(root);
 }
 
-// new_g = f g where f = max_norm / (norm + 1e-6) is below 1, else g: a norm that is NaN clips nothing.
-// Lists: gradients; then those that are written.
+// new_g = f g if f = max_norm / (norm + 1e-6) < 1, else g, also if the norm is NaN. A block has one
+// chunk of one tensor. arrays: list 0 is g, 1 is new_g.
 extern "C" __global__ void __launch_bounds__(THREADS)
     inplace_clip_grad_norm(const __grid_constant__ Pointers<POINTERS> arrays,
                            const __grid_constant__ Columns<2> columns,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Zeros around data and away again.  CPU provider: cupy_training_ops/families/padding/reference.py
+// Padding with zeros, and its removal.  CPU provider: cupy_training_ops/families/padding/reference.py
 //
-// Nothing is computed, so arrays are `void*` and all lengths count words; see
-// algorithm/copy_runs.cuh. Outputs are written once, in order; every operator is a rule that says
-// where a word comes from.
+// Elements are only copied, so arrays are `void*` and all lengths count words; see
+// algorithm/copy_runs.cuh. An operator is a source, whose at(position) tells where the words of the
+// output from `position` on come from.
 #include "algorithm/copy_runs.cuh"
 #include "core/fast_division.cuh"
 #include "padding/facts.cuh"
@@ -31,14 +31,14 @@ using Run = copy_runs::Run<T>;
 
 using Tile = copy_runs::Tiling<T, WORDS, CHUNKS, THREADS>;
 
-// ---- SliceGrad: the sliced positions of every dimension come from dY, the others are zero -------
+// ---- SliceGrad: dX is dY at the sliced positions, else 0 ----------------------------------------
 
-// True if positions side by side are side by side in dY.
+// True if neighbouring positions are neighbours in dY, too: step 1.
 __device__ __forceinline__ bool is_run(const Dimension& dimension) {
     return dimension.distance.value == 1 && !dimension.backwards;
 }
 
-// j of position = start + j * distance, or backwards start - j * distance, 0 <= j < count; -1 where
+// The j < count with position = start + j * distance, or backwards start - j * distance; -1 if
 // there is none.
 __device__ __forceinline__ i64 position_in_dy(i64 position, const Dimension& dimension) {
     const i64 offset =
@@ -48,11 +48,12 @@ __device__ __forceinline__ i64 position_in_dy(i64 position, const Dimension& dim
     return j < dimension.count && j * dimension.distance.value == offset ? j : -1;
 }
 
-// n, cut off at 0 and at the words of a vector.
+// min(max(n, 0), words of a vector).
 __device__ __forceinline__ int of_vector(i64 n) {
     return static_cast<int>(min(max(n, i64(0)), i64(Tile::words)));
 }
 
+// The source of SliceGrad's dX. A row is the last dimension, `inner`; the others are `outer`.
 struct Unsliced {
     const T* dy;
     i64 n_dy;
@@ -60,8 +61,8 @@ struct Unsliced {
     const Dimensions& outer;
     const Dimension& inner;
 
-    // The row of dY that a row comes from, or -1. A first dimension that
-    // is taken whole is not among `outer`.
+    // The row of dY for a row of dX, -1 if it is zeros. If the first dimension is not sliced, it is
+    // not in `outer`.
     __device__ i64 row_of(i64 row) const {
         i64 source = 0, stride = 1;
 #pragma unroll 1
@@ -77,7 +78,7 @@ struct Unsliced {
         return source + row * stride;
     }
 
-    // The words from `position` on that lie side by side in dY, or that are all zeros.
+    // The longest known run from `position` on: neighbours in dY, or zeros.
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, inner.extent);
         const i64 row = row_of(cell.row);
@@ -88,14 +89,15 @@ struct Unsliced {
         return {dy + row * inner.count + j, length, dy, dy + n_dy};
     }
 
-    // Where a row's word j comes from, or would if there were so many; null for a row of zeros.
+    // The address of word j of dY's row for row `row` of dX, j may be outside
+    // of it; null for zeros.
     __device__ const T* source_of(i64 row, i64 j) const {
         const i64 source = row_of(row);
         return source < 0 ? nullptr : dy + source * inner.count + j;
     }
 
-    // The words [begin, end) of the vector at `from`, zeros for the others. The lanes of a warp read
-    // neighbours, so that single words are no slower than vectors, which would have to be shifted.
+    // Words [begin, end) of the vector at `from`, zeros for the others. Lanes read neighbouring
+    // words, so single words are no slower than vectors, which would have to be shifted.
     __device__ Tile::Vec vector_at(const T* from, int begin, int end) const {
         Tile::Vec loaded{};
 #pragma unroll
@@ -104,17 +106,17 @@ struct Unsliced {
         return loaded;
     }
 
-    // How many words from `column` on are known to be zeros, given that `column` is: up to the
-    // run's start, or to the row's end.
+    // How many zeros follow from `column` on, if that is one: up to the run's
+    // start or the row's end.
     __device__ i64 zeros_from(i64 column) const {
         if (!is_run(inner)) return 1;
         return (column < inner.start ? inner.start : inner.extent.value) - column;
     }
 };
 
-// dX where rows are whole vectors: a thread writes the same columns, one vector, of Tile::vecs rows,
-// and finds once that they are dY's columns j, j + 1, ..., of which [begin, end) exist: others are 0.
-// A block takes blockDim.y rows at a time; `column_blocks` blocks share a row.
+// SliceGrad for rows of whole vectors: a thread writes one vector of Tile::vecs rows, blockDim.y
+// apart, always at the same columns. These are dY's columns j, j + 1, ...; those outside of
+// [begin, end) do not exist and give 0. `column_blocks` blocks share a row.
 __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& source,
                                            u32 column_blocks) {
     const u32 row_group = blockIdx.x / column_blocks;
@@ -141,15 +143,16 @@ __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& so
                                  loaded[u]);
 }
 
-// ---- FlattenAndUnpad: a row is the row of the input that its index names ------------------------
+// ---- FlattenAndUnpad: output[row] = x[indices[row]] ---------------------------------------------
 
+// The source of FlattenAndUnpad's output.
 struct Selected {
     Divisor width;
     const T* x;
     i64 n_x_rows;
     const INDEX* indices;
 
-    // The words from `position` on, to the row's end: x[indices[row]], zeros where the index is out of range.
+    // The words from `position` to its row's end; zeros for an index out of range.
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, width);
         const i64 row = indices[cell.row], length = width.value - cell.column;
@@ -158,14 +161,15 @@ struct Selected {
     }
 };
 
-// ---- PadAndUnflatten: a row is the last row of the input whose index names it -------------------
+// ---- PadAndUnflatten: output[row] = x[last k with indices[k] == row], else 0 --------------------
 
-// The table of last rows is never cleared, so an entry may hold anything. It counts if it is a row
-// whose index names the target: a value from an earlier call that passes this test is right, too.
+// True if `entry` of the table last_rows is valid for `target`. The table is never cleared; an
+// entry of an earlier call that passes this test is right, too.
 __device__ __forceinline__ bool is_row_of(i64 entry, i64 n_rows, const INDEX* indices, i64 target) {
     return entry >= 0 && entry < n_rows && indices[entry] == target;
 }
 
+// The source of PadAndUnflatten's output.
 struct Padded {
     Divisor width;
     const T* x;
@@ -173,8 +177,8 @@ struct Padded {
     const INDEX* indices;
     const i64* last_rows;
 
-    // The words from `position` on, to the row's end: x[last_rows[row]], or zeros where the entry is no row
-    // whose index names `row`.
+    // The words from `position` to its row's end: x[last_rows[row]], zeros if
+    // that entry is not valid.
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, width);
         const i64 row = last_rows[cell.row], length = width.value - cell.column;
@@ -187,7 +191,8 @@ struct Padded {
 
 using namespace cto;
 
-// dx = dy at the sliced positions of every dimension, else 0; a block writes a tile of dx.
+// dx[position] = dy[j] if the slice has it as number j in every dimension, else 0.
+// A block writes a tile.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     slice_grad(const void* dy, void* dx, i64 n_dy, i64 n_dx, i32 n_outer,
                const __grid_constant__ Dimensions outer, const __grid_constant__ Dimension inner) {
@@ -195,7 +200,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     copy_runs::write_tile<Tile>(static_cast<T*>(dx), n_dx, blockIdx.x, source);
 }
 
-// Bytes put together to vectors take more registers than RESIDENT blocks leave.
+// slice_grad for rows of whole vectors, see write_rows. With RESIDENT blocks, words of one byte
+// would have too few registers.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT - 1)
     slice_grad__rows(const void* dy, void* dx, i64 n_dy, i64 n_rows, i32 n_outer,
                      const __grid_constant__ Dimensions outer,
@@ -228,13 +234,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     while (true) {
         const i64 before = static_cast<i64>(atomicExch(entry, static_cast<u64>(last)));
         if (before <= last || !is_row_of(before, n_input_rows, indices, target)) return;
-        last =
-            before;  // the later row is put back: it is always in the entry or in a thread's hands
+        last = before;  // a later row was replaced: store it again
     }
 }
 
-// output[row] = input[last_rows[row]], zeros where that is no row of the input whose index is
-// `row`.
+// output[row] = input[last_rows[row]], zeros where that is no row of the input
+// whose index is `row`.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     pad_and_unflatten(const void* input, const INDEX* indices, const i64* last_rows, void* output,
                       i64 n_input_rows, i64 n_output_rows, const __grid_constant__ Divisor width) {

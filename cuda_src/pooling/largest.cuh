@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The order of elements of which a window has the largest.
+// The comparison for maximum pools.
 #pragma once
 #include "core/types.cuh"
 
 namespace cto::pooling::largest {
 
-// True if x takes the place of y, which comes before it: x > y, or the first NaN. Also for subnormals,
-// which -ftz=true makes the compiler's own comparison take for 0.
+// True if x, after y in a window, is the new maximum: x > y, or x is the first NaN. In assembly, as
+// -ftz=true makes `>` flush subnormals.
 __device__ __forceinline__ bool is_larger(float x, float y) {
 #ifdef __CUDA_CPU__
     return x > y || (x != x && y == y);

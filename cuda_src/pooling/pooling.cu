@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Pools and their gradients.  CPU provider: cupy_training_ops/families/pooling/reference.py
 //
-// A thread makes neighbouring elements of what is written: one of Y looks at its window, one of a
-// gradient at the windows that it is in. So sums have a fixed order, and there are no atomics.
+// A thread computes some neighbouring outputs: those of Y from their windows, those of dX from the
+// windows that contain them. So sums have a fixed order, and there are no atomics.
 #include "algorithm/reduce.cuh"
 #include "core/slots.cuh"
 #include "core/vec.cuh"
@@ -15,16 +15,15 @@ namespace cto::pooling {
 using slots::T;
 using ACC = Acc<T>;
 
-// Blocks on a multiprocessor at least; what sees windows spills with four, of float64 with three, and
-// large tiles with two.
+// Blocks on a multiprocessor, for __launch_bounds__, without spills.
 constexpr int RESIDENT = 4, RESIDENT_WINDOWS = sizeof(T) == 8 ? 2 : 3;
 constexpr int RESIDENT_TILES = KERNEL_ROWS * KERNEL_COLUMNS <= SMALL ? 2 : 1;
 constexpr int OF_ROWS = ROWS<sizeof(T)>;
 
-// The largest so far: the first of equal ones, and a NaN before all numbers.
+// Running maximum: the first of equal ones; a NaN is larger than all numbers.
 struct Largest {
     T value;
-    i64 number;  // -1 where there is none
+    i64 number;  // of the element in X; -1 if there is none yet
 
     __device__ void see(T candidate, i64 its_number) {
         const ACC x = to_acc(candidate), y = to_acc(value);
@@ -34,7 +33,8 @@ struct Largest {
     }
 };
 
-// True if element i, within the reach of window o, is in it: there may be gaps.
+// True if element i, between the first and the last element of window o, is in it:
+// dilation leaves gaps.
 __device__ __forceinline__ bool is_in(const Geometry& geometry, const i32 (&i)[AXES],
                                       const i32 (&o)[AXES]) {
     bool all = true;
@@ -46,7 +46,7 @@ __device__ __forceinline__ bool is_in(const Geometry& geometry, const i32 (&i)[A
     return all;
 }
 
-// RUN neighbours along the last axis of which the first is at `place`, or as many as there are.
+// A thread's `length` <= RUN neighbours of dX along the last axis, from `place` on.
 struct Neighbours {
     Place place;
     i32 length;
@@ -58,17 +58,18 @@ struct Neighbours {
     }
 };
 
-// Sums of such neighbours over the windows that they are in, or that chose them.
+// sums[k] = dX of neighbour k, `first` being the position of neighbour 0.
 struct Gathered {
     ACC sums[RUN];
 
+    // sums[k] += value for each neighbour k in window o.
     __device__ __forceinline__ void add(const Geometry& geometry, const i32 (&first)[AXES],
                                         const i32 (&o)[AXES], ACC value) {
 #pragma unroll
         for (int k = 0; k < RUN; ++k)
             if (reaches(geometry, first, o, k)) sums[k] += value;
     }
-    // Adds n neighbouring windows, of which the first is o.
+    // For average pools: adds slopes[k] / elements of the window, for windows o, ..., o + n - 1.
     __device__ __forceinline__ void add_means(const Geometry& geometry, const i32 (&first)[AXES],
                                               const i32 (&o)[AXES], i32 n, const T (&slopes)[RUN],
                                               bool include_pad) {
@@ -82,7 +83,8 @@ struct Gathered {
             add(geometry, first, window, to_acc(slopes[k]) / max(count, ACC(1)));
         }
     }
-    // `number`: of the chosen element, counted from the first of the neighbours. It may be any.
+    // For maximum pools: adds window o's value to its maximum, if that is one of the neighbours.
+    // number: index of the maximum - index of neighbour 0; it may be any number.
     __device__ __forceinline__ void add_chosen(const Geometry& geometry, u64 number,
                                                const i32 (&first)[AXES], const i32 (&o)[AXES],
                                                ACC value) {
@@ -92,6 +94,7 @@ struct Gathered {
             if (is_chosen && reaches(geometry, first, o, k)) sums[k] += value;
         }
     }
+    // to[k] = sums[k] rounded, k < length; by_vectors: all RUN in one store.
     __device__ __forceinline__ void store(T* to, i32 length, bool by_vectors) const {
         if (by_vectors) {
             vec::Vec<T, RUN> out;
@@ -106,6 +109,7 @@ struct Gathered {
     }
 
   private:
+    // True if neighbour k is in window o.
     static __device__ __forceinline__ bool reaches(const Geometry& geometry,
                                                    const i32 (&first)[AXES], const i32 (&o)[AXES],
                                                    int k) {
@@ -116,10 +120,10 @@ struct Gathered {
     }
 };
 
-// Windows that are neighbours along the axis before the last, OF_ROWS or as many as there are.
+// A thread's n_rows <= OF_ROWS windows, neighbours along the axis before the last.
 struct WindowsOfRows {
     const Geometry& geometry;
-    Place place;  // of the first
+    Place place;  // of the first window
     i32 n_rows;
 
     __device__ WindowsOfRows(const Geometry& geometry, i64 position)
@@ -127,7 +131,7 @@ struct WindowsOfRows {
         place.at[ROWS_AXIS] *= OF_ROWS;
         n_rows = min(OF_ROWS, geometry.output[ROWS_AXIS] - place.at[ROWS_AXIS]);
     }
-    // Where window k is in Y.
+    // The index of window k in Y.
     __device__ i64 of(int k) const {
         i64 offset = place.plane;
 #pragma unroll
@@ -135,8 +139,8 @@ struct WindowsOfRows {
             offset = offset * geometry.output[axis] + place.at[axis] + (axis == ROWS_AXIS ? k : 0);
         return offset;
     }
-    // Shows `see` what window k has, and its number among all of X: elements of all windows are
-    // loaded before one of them is seen.
+    // Calls see(k, element, its number in X) for each element of each window k. For each tap, the
+    // elements of all windows are loaded before the first call.
     template <class See>
     __device__ __forceinline__ void visit(const T* x, const See& see) const {
         const i64 plane = place.plane * product(geometry.image);
@@ -155,13 +159,15 @@ struct WindowsOfRows {
     }
 
   private:
+    // True if window k exists and its element is in the image, where window 0's is in row `row`.
     __device__ bool has(i32 row, int k) const {
         const i64 its_row = row + static_cast<i64>(k) * geometry.stride[ROWS_AXIS];
         return k < n_rows && its_row >= 0 && its_row < geometry.image[ROWS_AXIS];
     }
 };
 
-// Adds all elements; those of 2 bytes come in words, which take no registers of their own.
+// Visitor (see reduce::visit_vecs) that sums elements; 2-byte elements stay in words, to save
+// registers.
 struct Sum {
     using Unit = vec::Unit<T, vec::IN_WORDS<T, vec::WIDTH<T>>>;
     using Words = vec::Vec<Unit::Held, 16 / sizeof(Unit::Held)>;
@@ -174,7 +180,7 @@ struct Sum {
     __device__ __forceinline__ void operator()(const vec::Vec<T, 1>& x) { sum += to_acc(x.at[0]); }
 };
 
-// A plane's sum over the elements of one of `n_threads` threads.
+// This thread's part of the sum of a plane; it is number `thread` of n_threads.
 __device__ __forceinline__ ACC part_of_plane(const T* plane, i64 length, u32 thread,
                                              u32 n_threads) {
     constexpr i64 SPAN = 1 << 30;  // vectors that are visited at once
@@ -192,7 +198,9 @@ __device__ __forceinline__ ACC part_of_plane(const T* plane, i64 length, u32 thr
 using namespace cto;
 using namespace cto::pooling;
 
-// A thread for OF_ROWS neighbours along the axis before the last.
+// y = the maximum of each window, indices = its number in X, in row- or column-major order as
+// geometry.number has it; either may be null. A thread has OF_ROWS windows, neighbours along the
+// axis before the last; n threads in all.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     max_pool(const T* x, T* y, i64* indices, i64 n, const __grid_constant__ Geometry geometry) {
     if constexpr (!TILED) {
@@ -213,7 +221,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     }
 }
 
-// A thread for RUN neighbours along the last axis, which many windows have in common.
+// dx[i] = sum of dy over the windows whose index is i. A thread has RUN neighbours along the last
+// axis, which have most windows in common; n threads in all.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     max_pool_grad(const T* dy, const i64* indices, T* dx, bool by_vectors, i64 n,
                   const __grid_constant__ Geometry geometry) {
@@ -249,8 +258,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     }
 }
 
-// Y = the mean of each window; include_pad: over its elements in the padding too. A thread for OF_ROWS
-// neighbours along the axis before the last, as max_pool has it.
+// y = the mean of each window; include_pad: its elements in the padding count, as zeros. Threads as
+// in max_pool.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool(const T* x, T* y, bool include_pad, i64 n,
                  const __grid_constant__ Geometry geometry) {
@@ -272,8 +281,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     }
 }
 
-// dX = the sum of dY / count over the windows that an element is in. A thread for RUN neighbours along
-// the last axis, as max_pool_grad has it.
+// dx[i] = sum of dy / count over the windows that contain i, count being the elements of a window
+// that count in average_pool. Threads as in max_pool_grad.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool_grad(const T* dy, T* dx, bool include_pad, bool by_vectors, i64 n,
                       const __grid_constant__ Geometry geometry) {
@@ -296,10 +305,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     }
 }
 
-// ---- tiles of windows that the compilation knows: one of n for each thread -------------------------
+// ---- 2-D windows known at compile time (tiles.cuh): one of n tiles a thread. Empty unless TILED -
 
-// y = the largest element of each window, indices = its number; either may be null. A thread has a
-// tile of TILE_ROWS x TILE_COLUMNS windows, n tiles in all. Empty where no tile was compiled.
+// y = the maximum of each window, indices = its number in X; either may be null. A thread has a
+// tile of TILE_ROWS x TILE_COLUMNS windows.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     max_pool__tiles(const T* __restrict__ x, T* __restrict__ y, i64* __restrict__ indices, u32 n,
                     const __grid_constant__ Planes planes) {
@@ -310,8 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
-// dx[i] = the sum of dy over the windows whose index is i. A thread has a tile, n in all. Empty
-// where no tile was compiled.
+// dx[i] = sum of dy over the windows whose index is i. A thread has the part of dx of a tile.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     max_pool_grad__tiles(const T* __restrict__ dy, const i64* __restrict__ indices,
                          T* __restrict__ dx, u32 n, const __grid_constant__ Planes planes) {
@@ -323,8 +331,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
-// y = the mean of each window, over the padding too with include_pad. A thread has a tile of
-// TILE_ROWS x TILE_COLUMNS windows, n tiles in all. Empty where no tile was compiled.
+// y = the mean of each window; include_pad: its elements in the padding count, as zeros. A thread
+// has a tile of TILE_ROWS x TILE_COLUMNS windows.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     average_pool__tiles(const T* __restrict__ x, T* __restrict__ y, bool include_pad, u32 n,
                         const __grid_constant__ Planes planes) {
@@ -335,8 +343,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
-// dx[i] = the sum of dy / count over the windows that i is in. A thread has a tile, n in all. Empty
-// where no tile was compiled.
+// dx[i] = sum of dy / count over the windows that contain i. A thread has the part of dx of a tile.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     average_pool_grad__tiles(const T* __restrict__ dy, T* __restrict__ dx, bool include_pad, u32 n,
                              const __grid_constant__ Planes planes) {
@@ -348,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
-// A warp for each of n planes.
+// y[plane] = mean of x[plane], of `length` elements; a warp for each of n planes.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     global_average_pool__warp(const T* x, T* y, i64 n, i64 length) {
     if constexpr (!TILED) {
@@ -361,7 +368,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
 }
 
-// A block for each plane.
+// y[plane] = mean of x[plane], of `length` elements; a block for each of n planes.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     global_average_pool__block(const T* x, T* y, i64 n, i64 length) {
     __shared__ reduce::BlockScratch<ACC, THREADS> scratch;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Results of a thread for a tile of windows: pooling/tiles.cuh.
+// Pools and gradients of a thread's tile of windows: pooling/tiles.cuh.
 #pragma once
 #include "pooling/largest.cuh"
 #include "pooling/tiles.cuh"
@@ -8,7 +8,7 @@ namespace cto::pooling::tile_pools {
 
 using namespace tiles;
 
-// ---- means ------------------------------------------------------------------------------------------
+// ---- means --------------------------------------------------------------------------------------
 
 // x y + z, rounded once. In assembly, as -ftz=true makes fmaf flush subnormals.
 __device__ __forceinline__ float fused(float x, float y, float z) {
@@ -31,18 +31,19 @@ __device__ __forceinline__ float larger(float x, float y) {
 #endif
 }
 
-// sum / count, rounded as a division is. No quotient by a small whole number lies so near the middle
-// between two numbers that the error of its reciprocal decides; of a subnormal one in the middle
-// itself it does, and that may be either.
+// sum / count, with the rounding of a division; inverse = 1 / count. One step of Newton: guess
+// + (sum - guess * count) * inverse. Quotients by small integers are never so near the middle
+// between two floats that the error of `inverse` matters; only a subnormal one exactly in the
+// middle may round either way.
 __device__ __forceinline__ float mean_of(float sum, float count, float inverse) {
-    constexpr float LEAST = -3.4e38f;  // in place of the rest of an infinity, which is NaN
+    constexpr float LEAST = -3.4e38f;  // replaces the NaN that an infinite sum gives as remainder
     const float guess = multiply_subnormal(sum, inverse);
     return fused(larger(fused(-guess, count, sum), LEAST), inverse, guess);
 }
 __device__ __forceinline__ double mean_of(double sum, double count, double) { return sum / count; }
 
-// How many elements of N neighbouring windows count along an axis, and the reciprocals; of windows
-// that do not exist 1.
+// count[w] = elements of window `first` + w along an axis that count, at least
+// 1; inverse = 1 / count.
 template <class A, class Axis, int N>
 struct Counts {
     A count[N], inverse[N];
@@ -59,7 +60,7 @@ struct Counts {
     }
 };
 
-// Sums of ROWS x COLUMNS windows to means, of which the first is at (row, column).
+// of(sum, r, c) = the mean for the sum of window (row + r, column + c), r < ROWS, c < COLUMNS.
 template <class A, int ROWS, int COLUMNS>
 struct Means {
     Counts<A, Rows, ROWS> rows;
@@ -69,6 +70,7 @@ struct Means {
         : rows(row, planes.image[0], planes.padded[0], include_pad),
           across(column, planes.image[1], planes.padded[1], include_pad) {}
 
+    // FULL: all windows have KERNEL_ROWS * KERNEL_COLUMNS elements that count.
     __device__ __forceinline__ A of(A sum, int r, int c) const {
         constexpr int ALL = KERNEL_ROWS * KERNEL_COLUMNS;
         constexpr A INVERSE = A(1) / A(ALL);
@@ -78,6 +80,8 @@ struct Means {
     }
 };
 
+// Average pool of a tile. Each row of X is loaded once and added to the sums of all rows of windows
+// that contain it; a row of windows is stored after its last row.
 template <class T>
 __device__ __forceinline__ void write_means(const T* x, T* y, bool include_pad, const Tile& tile,
                                             const Planes& planes) {
@@ -113,16 +117,16 @@ __device__ __forceinline__ void write_means(const T* x, T* y, bool include_pad, 
         });
 }
 
-// ---- gradients --------------------------------------------------------------------------------------
+// ---- gradients ----------------------------------------------------------------------------------
 
-// The part of dX that a thread makes.
+// The part of dX of a tile.
 template <class T>
 struct PartOfGradient {
     using A = Acc<T>;
     A sums[Rows::made][Across::made];
 
-    // Shows `visit` each sum that a window of row w of those around has an element of, its row and
-    // column, and the window's column.
+    // For row w of the windows around the tile: calls visit(sums[i][j], i, j, v) whenever window
+    // (w, v) contains element (i, j) of the part.
     template <class Visit>
     __device__ __forceinline__ void visit_windows(int w, const Visit& visit) {
 #pragma unroll
@@ -135,7 +139,7 @@ struct PartOfGradient {
                     if (Across::covers(v, j)) visit(sums[i][j], i, j, v);
         }
     }
-    // The rows that no windows after those of row w have.
+    // Stores the rows whose last row of windows is w.
     __device__ __forceinline__ void store_rows(int w, T* dx, const Tile& tile,
                                                const Planes& planes) const {
         T* const to = dx + tile.start(planes.image) + tile.x_column();
@@ -150,6 +154,7 @@ struct PartOfGradient {
     }
 };
 
+// Gradient of an average pool for a tile: each row of windows is loaded once.
 template <class T>
 __device__ __forceinline__ void write_gradient_of_means(const T* dy, T* dx, bool include_pad,
                                                         const Tile& tile, const Planes& planes) {
@@ -172,7 +177,7 @@ __device__ __forceinline__ void write_gradient_of_means(const T* dy, T* dx, bool
         });
 }
 
-// A row of windows of a maximum: what they get, and the elements that they have chosen.
+// A row of windows of a maximum pool: their dY, and the numbers of their maxima in X.
 template <class T>
 struct Routes {
     static constexpr int nbytes = Line<T, YColumns>::nbytes + Line<i64, YColumns>::nbytes;
@@ -180,6 +185,7 @@ struct Routes {
     Line<i64, YColumns> chosen;
 };
 
+// Gradient of a maximum pool for a tile: each row of windows is loaded once.
 template <class T>
 __device__ __forceinline__ void write_gradient_of_largest(const T* dy, const i64* indices, T* dx,
                                                           const Tile& tile, const Planes& planes) {
@@ -198,7 +204,8 @@ __device__ __forceinline__ void write_gradient_of_largest(const T* dy, const i64
         },
         [&](int w, const Routes<T>& routes) {
             A slopes[Across::around];
-            u32 numbers[Across::around];  // counted from the part's first element
+            u32 numbers
+                [Across::around];  // index of the maximum - index of the part's first element
 #pragma unroll
             for (int v = 0; v < Across::around; ++v) {
                 slopes[v] = routes.slopes.at(v);
@@ -212,9 +219,9 @@ __device__ __forceinline__ void write_gradient_of_largest(const T* dy, const i64
         });
 }
 
-// ---- largest elements -------------------------------------------------------------------------------
+// ---- largest elements ---------------------------------------------------------------------------
 
-// The largest element so far, and its number in the plane.
+// Running maximum, and its number in the plane.
 template <class A>
 struct Largest {
     A value;
@@ -227,8 +234,8 @@ struct Largest {
     }
 };
 
-// Where a tile's rows of largest elements go to, in Y and in Indices; either may be null. Indices count
-// in the whole of X: plane_start + number in the plane.
+// Where a tile's maxima are written, in Y and Indices; either may be null. An index counts through
+// all of X: plane_start + number in the plane.
 template <class T>
 struct Destination {
     const T* x;  // the plane
@@ -263,7 +270,7 @@ struct Destination {
             numbers[c] = plane_start + winners[c].number;
             has_nan |= isnan(winners[c].value);
         }
-        // A NaN is copied from X bit for bit: widened and rounded it may be another one.
+        // A NaN is copied from X, since widening and rounding may change its bits.
         if (sizeof(T) == 2 && has_nan) {
 #pragma unroll
             for (int c = 0; c < TILE_COLUMNS; ++c) values[c] = x[winners[c].number];
@@ -274,8 +281,8 @@ struct Destination {
     }
 };
 
-// Beside X are its nearest elements: a window that reaches them has those too, since none is without
-// an element of X, and one that is seen twice is not larger than itself.
+// Maximum pool of a tile. Reads outside of X are clamped to its nearest element: that one is in the
+// same window, since each window contains an element of X, and comparing it twice changes nothing.
 template <class T>
 __device__ __forceinline__ void write_largest(const T* x, T* y, i64* indices, const Tile& tile,
                                               const Planes& planes) {

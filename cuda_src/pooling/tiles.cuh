@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Tiles of windows that a compilation knows: families/pooling/plan_tiles.py says which there are.
+// Tiles of 2-D windows whose kernel, stride and pads are compile-time constants; see
+// families/pooling/plan_tiles.py.
 //
-// A thread makes a tile of Y, or the part of dX that begins where a tile's windows would without
-// pads. It goes down the rows of what it reads, each of which it loads once: the tile's own columns
-// by vectors where they fit, those beside them one by one.
+// A thread computes a tile of Y, or the tile's part of dX: the TILE * STRIDE elements along each
+// axis from where the tile's windows would start without pads. It loads each row that it needs
+// once: the tile's own columns by vectors if they are aligned, those beside them one by one.
 #pragma once
 #include "core/fast_division.cuh"
 #include "core/vec.cuh"
@@ -14,32 +15,34 @@ namespace cto::pooling::tiles {
 using namespace facts::pooling;
 using vec::Vec;
 
-constexpr int AHEAD_NBYTES = 128;  // of rows that a thread loads before it uses one
+constexpr int AHEAD_NBYTES = 128;  // bytes of rows in flight before a thread uses the first
 
 // ---- windows ------------------------------------------------------------------------------------
 
-// An axis, as far as the compilation knows it.
+// Compile-time numbers of an axis.
 template <int KERNEL, int STRIDE, int PAD, int TILE>
 struct Axis {
     static constexpr int stride = STRIDE, kernel = KERNEL, pad = PAD;
-    static constexpr int reach = (TILE - 1) * STRIDE + KERNEL;  // elements of a tile's windows
+    static constexpr int reach = (TILE - 1) * STRIDE + KERNEL;  // elements of X in a tile's windows
     static constexpr int made = TILE * STRIDE;                  // elements of a tile's part of dX
-    // Windows before and behind the tile's that have elements of that part.
+    // Windows before and after the tile's that contain elements of that part;
+    // `around`: all of them.
     static constexpr int before = (KERNEL - 1 - PAD) / STRIDE, behind = (PAD + STRIDE - 1) / STRIDE;
     static constexpr int around = before + TILE + behind;
 
-    // True if window w of the tile has element i of those that its windows reach.
+    // True if window w of the tile contains element i < reach.
     static constexpr bool has(int w, int i) { return i >= w * STRIDE && i < w * STRIDE + KERNEL; }
-    // True if window w of those around has element i of the part of dX; and the last that may.
+    // covers(w, i): window w < around contains element i < made; last(i): the last such window.
     static constexpr bool covers(int w, int i) { return has(w - before, i + PAD); }
     static constexpr int last(int i) { return (i + PAD) / STRIDE + before; }
 };
 using Rows = Axis<KERNEL_ROWS, STRIDE_ROWS, PAD_ROWS, TILE_ROWS>;
 using Across = Axis<KERNEL_COLUMNS, STRIDE_COLUMNS, PAD_COLUMNS, TILE_COLUMNS>;
 
+// A tile of windows: its plane, and the row and column of its first window.
 struct Tile {
     i64 plane;
-    i32 row, column;  // of the first window
+    i32 row, column;
 
     // Tile `position` of the numbering (plane, tile down, tile across), the last one fastest.
     __device__ __forceinline__ Tile(const Planes& planes, u32 position) {
@@ -51,7 +54,7 @@ struct Tile {
         row = static_cast<i32>(above - before * down) * TILE_ROWS;
         column = static_cast<i32>(position - above * across) * TILE_COLUMNS;
     }
-    // Where the plane begins in arrays of these extents.
+    // The index of the plane's first element in arrays with planes of these extents.
     __device__ __forceinline__ i64 start(const i32 (&extents)[2]) const {
         return plane * (extents[0] * extents[1]);
     }
@@ -66,20 +69,20 @@ __device__ __forceinline__ bool is_within(i32 i, i32 extent) {
 
 // ---- rows in memory -----------------------------------------------------------------------------
 
-// Rows of a plane of fewer than 2^31 bytes.
+// The bytes from a row to the next, in planes of fewer than 2^31 bytes.
 struct Pitch {
     i32 nbytes;
 
     template <class E>
     static __device__ __forceinline__ Pitch of(i32 width) {
         i32 nbytes = width * static_cast<i32>(sizeof(E));
-        // Or the compiler multiplies by elements first, and then by their size.
+        // Hidden, or the compiler multiplies twice: by elements, then by their size.
 #ifndef __CUDA_CPU__
         asm("" : "+r"(nbytes));
 #endif
         return {nbytes};
     }
-    // `rows` below an element, or above it.
+    // The element `rows` rows below `element`; rows may be negative.
     template <class E>
     __device__ __forceinline__ const E* below(const E* element, i32 rows) const {
         const char* const address = reinterpret_cast<const char*>(element);
@@ -94,7 +97,7 @@ struct Pitch {
     }
 };
 
-// Elements of the longest vectors that divide n.
+// Elements of the longest vector, a power of two, that divides n.
 template <class E>
 constexpr int piece_of(int n) {
     return (n & -n) < vec::WIDTH<E> ? (n & -n) : vec::WIDTH<E>;
@@ -102,8 +105,9 @@ constexpr int piece_of(int n) {
 
 // ---- reading ------------------------------------------------------------------------------------
 
-// A tile's own columns, from `first` on, and those BEFORE and BEHIND them, of rows of `width`; column 0
-// is the first of all. IN_VECTORS: the own ones exist, and are at multiples of their vectors.
+// The columns that a tile reads: BEFORE, then the tile's OWN from `first` on, then BEHIND; column c
+// is column first - BEFORE + c of a row of `width`. IN_VECTORS: the own ones exist and are aligned
+// vectors; the others are "alone", loaded one by one.
 template <int BEFORE, int OWN, int BEHIND, bool IN_VECTORS>
 struct Columns {
     static constexpr int n = BEFORE + OWN + BEHIND, before = BEFORE, own = OWN;
@@ -126,7 +130,8 @@ struct Columns {
     }
 };
 
-// The columns of a row. Pairs stay in words: the compiler would unpack them long before they are used.
+// The columns of one row, in registers. 2-byte elements stay in words: the compiler would unpack
+// them long before they are used.
 template <class E, class C>
 struct Line {
     static constexpr int PIECE = piece_of<E>(C::own);
@@ -137,8 +142,7 @@ struct Line {
     Piece pieces[C::vectors / PIECE + 1];
     E alone[C::alone + 1];
 
-    // Column c of the line, counted from the first one BEFORE the tile's own: in `pieces` where the
-    // own ones are in vectors and c is one of these, else alone[number_alone(c)].
+    // Column c of the line.
     __device__ __forceinline__ Acc<E> at(int c) const {
         if (!C::is_in_vector(c)) return to_acc(alone[C::number_alone(c)]);
         const int own = c - C::before;
@@ -146,7 +150,7 @@ struct Line {
     }
 };
 
-// Lines of a plane; where a column or a row does not exist, zeros.
+// Loads lines of a plane. Columns outside of it are zeros, or with NEAREST the nearest column.
 template <class E, class C, bool NEAREST>
 struct Lines {
     using Line = tiles::Line<E, C>;
@@ -165,8 +169,7 @@ struct Lines {
                 NEAREST && !INSIDE_COLUMNS ? plane + columns.nearest(c) : own + (c - C::before);
         }
     }
-    // The columns of row `row`; zeros where the row or a column does not exist, and with NEAREST
-    // the nearest column instead.
+    // Row `row`; zeros unless it exists.
     __device__ __forceinline__ Line load(i32 row, bool exists) const {
         Line line{};
         const auto* const pieces =
@@ -208,13 +211,14 @@ __device__ __forceinline__ void store_rounded(E* to, i32 rest, const Acc<E> (&va
 
 // ---- what is read -------------------------------------------------------------------------------
 
-// Columns of X that a tile's windows reach, and of the windows around a part of dX.
+// XColumns: columns of X in a tile's windows. YColumns: columns of windows
+// around a tile's part of dX.
 constexpr int REACHED = Across::reach - PAD_COLUMNS;
 constexpr int X_OWN = X_VECTORS ? Across::made : REACHED;
 using XColumns = Columns<PAD_COLUMNS, X_OWN, (REACHED > X_OWN ? REACHED - X_OWN : 0), X_VECTORS>;
 using YColumns = Columns<Across::before, TILE_COLUMNS, Across::behind, Y_VECTORS>;
 
-// Shows `use` what `load` gives of each of N rows; later ones are on their way meanwhile.
+// Calls use(i, load(i)) for rows i < N; AHEAD loads are in flight.
 template <int N, class Load, class Use>
 __device__ __forceinline__ void visit_rows(const Load& load, const Use& use) {
     using Row = decltype(load(0));

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: MIT
-// Where windows lie: families/pooling/windows.py says which there are.
+// SPDX-License-Identifier: MIT The windows of elements, and the elements of windows: window o has
+// elements o * stride - pad + tap * dilation along an axis, tap < kernel. See
+// families/pooling/windows.py.
 #pragma once
 #include "core/fast_division.cuh"
 #include "pooling/facts.cuh"
@@ -10,12 +11,13 @@ using namespace facts::pooling;
 using fast_division::Cell;
 using fast_division::cell_at;
 
+// Position of an element in a plane of (images, channels).
 struct Place {
     i64 plane;
     i32 at[AXES];
 };
 
-// Where element `position` of what is written is.
+// The place of element `position` in an array with planes of extents geometry.written.
 __device__ __forceinline__ Place place_of(const Geometry& geometry, i64 position) {
     Place place;
 #pragma unroll
@@ -28,21 +30,22 @@ __device__ __forceinline__ Place place_of(const Geometry& geometry, i64 position
     return place;
 }
 
+// [begin, end).
 struct Span {
     i32 begin, end;
 };
 
 constexpr int LAST = AXES - 1, ROWS_AXIS = AXES - 2;
 
-// Most kernels have no gaps, and divisions take longer than all else of a window.
+// a / b rounded up; fast for b = 1, the usual dilation, as a division takes longer than the rest.
 __device__ __forceinline__ i32 ceil_div(i32 a, i32 b) { return b == 1 ? a : (a + b - 1) / b; }
 
-// The first element of window o along an axis, which may lie before the image.
+// The first element of window o along an axis; negative in the padding.
 __device__ __forceinline__ i32 start_of(const Geometry& geometry, int axis, i32 o) {
     return o * geometry.stride[axis] - geometry.pad[axis];
 }
 
-// Which of the kernel's elements lie from `first` on and before `end`, from a window's start on.
+// The taps of a window that starts at `start` whose elements are in [first, end).
 __device__ __forceinline__ Span taps_within(const Geometry& geometry, int axis, i32 start,
                                             i32 first, i32 end) {
     const i32 dilation = geometry.dilation[axis];
@@ -51,11 +54,13 @@ __device__ __forceinline__ Span taps_within(const Geometry& geometry, int axis, 
     return {before, min(within, geometry.kernel[axis])};
 }
 
+// The taps whose elements are in the image.
 __device__ __forceinline__ Span taps_in_image(const Geometry& geometry, int axis, i32 start) {
     return taps_within(geometry, axis, start, 0, geometry.image[axis]);
 }
 
-// Windows along an axis whose reach element i is in; with dilations it is not in all of them.
+// The windows along an axis whose first and last elements enclose i; with dilation some do not
+// contain it.
 __device__ __forceinline__ Span windows_around(const Geometry& geometry, int axis, i32 i) {
     const i32 place = i + geometry.pad[axis], stride = geometry.stride[axis];
     const i32 before = place - (geometry.kernel[axis] - 1) * geometry.dilation[axis];
@@ -63,7 +68,8 @@ __device__ __forceinline__ Span windows_around(const Geometry& geometry, int axi
             min(place / stride + 1, geometry.output[axis])};
 }
 
-// How many of a window's elements count along an axis.
+// How many elements of window o along an axis count for a mean: those in the image, or with
+// include_pad also those in the padding.
 __device__ __forceinline__ i32 count_of(const Geometry& geometry, int axis, i32 o,
                                         bool include_pad) {
     const i32 start = start_of(geometry, axis, o);
@@ -73,9 +79,8 @@ __device__ __forceinline__ i32 count_of(const Geometry& geometry, int axis, i32 
     return max(counted.end - counted.begin, 0);
 }
 
-// Calls visit(offset in the plane, number in Indices, row) for each element of window o; rows
-// beside the image are included, as windows below this one, along the axis before the last, may
-// read there.
+// Calls visit(offset in the plane, number in Indices, row) for each element of window o, also for
+// rows outside of the image: windows below this one use the same loop.
 template <class Visit>
 __device__ __forceinline__ void visit_elements_of_rows(const Geometry& geometry,
                                                        const i32 (&o)[AXES], Visit&& visit) {
@@ -102,9 +107,8 @@ __device__ __forceinline__ void visit_elements_of_rows(const Geometry& geometry,
             }
 }
 
-// Shows `visit` the windows around any of `length` neighbours along the last axis, of which the
-// first is i, at most RUN that are neighbours at a time: the first one, its number in the plane, and
-// how many they are.
+// Calls visit(index of window o in the plane, o, n) for all windows around elements i, ..., i
+// + length - 1 along the last axis: windows o, ..., o + n - 1 along this axis, n <= RUN.
 template <class Visit>
 __device__ __forceinline__ void visit_windows(const Geometry& geometry, const i32 (&i)[AXES],
                                               i32 length, Visit&& visit) {
@@ -124,7 +128,7 @@ __device__ __forceinline__ void visit_windows(const Geometry& geometry, const i3
             }
 }
 
-// Where an element of the image is, by rows, in all planes.
+// The index in X of the element at `place`.
 __device__ __forceinline__ i64 offset_of(const Geometry& geometry, const Place& place) {
     i64 offset = place.plane;
 #pragma unroll
@@ -132,6 +136,7 @@ __device__ __forceinline__ i64 offset_of(const Geometry& geometry, const Place& 
     return offset;
 }
 
+// Elements of a plane.
 __device__ __forceinline__ i64 product(const i32 (&extents)[AXES]) {
     return static_cast<i64>(extents[0]) * extents[1] * extents[2];
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Sums, norms and finiteness checks.  CPU provider: cupy_training_ops/families/reduction/reference.py
 //
-// Every kernel is one launch: where blocks share a result, the one that takes the last ticket
-// finishes it, in an order that does not depend on which block that is.
+// Every kernel is one launch: where blocks share a result, the block that finishes last adds up their
+// partial sums, in an order that does not depend on which block it is.
 #include "algorithm/column_reduce.cuh"
 #include "algorithm/l2_norm.cuh"
 #include "algorithm/map.cuh"
@@ -30,8 +30,9 @@ using Y = CTO_Y;
 
 // ---- ReduceSumTraining: the middle dimension of an array is summed ------------------------------
 
-// A block of (columns, rows, slabs) threads; several spans only where it has one slab. of_thread
-// and last are in shared memory.
+// y[slab][column] = sum over rows of x[slab][row][column]. Threads (x, y, z) of a block have N columns,
+// every blockDim.y-th row of a span, and a slab. With several spans blockDim.z is 1, `partials`
+// takes the sums of spans, and the last block adds these. of_thread and last are in shared memory.
 template <int N>
 __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
                                             Zeroed<u32>* tickets, const Slabs& slabs,
@@ -65,7 +66,9 @@ __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
     if (writes) columns.store(y + slab * slabs.n_columns + column);
 }
 
-// Rows of `lanes` whole vectors, a power of two: what a warp loads lies side by side.
+// y[row] = sum of x[row]; a row is `lanes` vectors, a power of two. A warp loads neighbouring
+// vectors, a lane one vector of each of UNROLL rows. Shuffles then give all lanes the sums of their
+// rows, and different lanes write different rows.
 __device__ __forceinline__ void sum_short_rows(const T* x, Y* y, i64 n_rows, u32 lanes) {
     constexpr int N = vec::WIDTH<T>;
     const u32 shift = 31 - __clz(lanes), lane = threadIdx.x & (lanes - 1);
@@ -75,6 +78,7 @@ __device__ __forceinline__ void sum_short_rows(const T* x, Y* y, i64 n_rows, u32
     vec::Elements<T, N> loaded[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u)
+        // past the last row: row 0, so that no load is conditional
         loaded[u].load(x + (u * step < rest ? first + u * THREADS : lane) * N);
     vec::all_are_asked_for();
     Acc<T> sums[UNROLL] = {};
@@ -92,7 +96,7 @@ __device__ __forceinline__ void sum_short_rows(const T* x, Y* y, i64 n_rows, u32
         if (lane == (u & (lanes - 1)) && u * step < rest) y[row + u * step] = from_acc<Y>(sums[u]);
 }
 
-// Nothing to add: vectors as they are.
+// For reduce_sum_training__copy: vectors as they are.
 struct Copy {
     template <class V>
     __device__ __forceinline__ V operator()(const V& x, int) const {
@@ -105,9 +109,9 @@ struct Copy {
 // The wider of the two accumulators: double where either type is.
 using Wider = decltype(Acc<T>{} + Acc<Y>{});
 
-// ---- IsAllFinite, All: found in one bit of a word -----------------------------------------------
+// ---- IsAllFinite, All: tests by integer arithmetic, on all elements of a word at once -----------
 
-// Masks of a type's words, for each element: its top bit, its exponent, its fraction.
+// Masks of a word of elements E: their top bits (signs), exponents, fractions.
 template <class E>
 struct Format {
     using Word = u32;
@@ -130,12 +134,13 @@ struct Format<__nv_bfloat16> {
 };
 using Word = Format<T>::Word;
 
-// Sets the top bit of every NaN: only from an exponent of all ones and a fraction above 0 does the
-// addition carry into it.
+// The top bit of each element is set if it is NaN: adding a fraction of all ones carries into the
+// top bit only if the exponent is all ones and the fraction is not 0. Other bits are arbitrary.
 __device__ __forceinline__ Word not_a_number(Word x) {
     return (x & ~Format<T>::top) + Format<T>::fraction;
 }
-// Sets the top bit of every NaN and infinity: an exponent of all ones carries into it.
+// The top bit of each element is set if it is NaN or infinite: adding 1 to the exponent carries into it
+// only if the exponent is all ones.
 __device__ __forceinline__ Word not_finite(Word x) {
     constexpr Word lowest = Format<T>::exponent & ~(Format<T>::exponent << 1);
     return (x & Format<T>::exponent) + lowest;
@@ -151,7 +156,7 @@ struct Infinite {
     static __device__ __forceinline__ Word test(Word x) { return not_finite(x) & ~not_a_number(x); }
 };
 
-// Visitor that tests all elements, as words.
+// Visitor that collects the results of Test of all elements; any(): one of them passed.
 template <class Test>
 struct AnyOf {
     Word found = 0;
@@ -169,10 +174,11 @@ struct AnyOf {
     __device__ bool any() const { return found & Format<T>::top; }
 };
 
-// Visitor for bytes: the top bit of every byte that is zero.
+// Visitor of bools; any(): one of them is false.
 struct AnyFalse {
     u32 found = 0;
 
+    // Sets the top bit of a byte of `found` if a byte of x is 0.
     __device__ __forceinline__ void test(u32 x) { found |= (x - 0x01010101u) & ~x & 0x80808080u; }
     __device__ __forceinline__ void operator()(const Vec<u32, 4>& x) {
 #pragma unroll
@@ -182,12 +188,13 @@ struct AnyFalse {
     __device__ bool any() const { return found; }
 };
 
-// What blocks tell each other: who comes last, and whether one of them has found something.
+// Shared by all blocks: a ticket counter, which shows which block is the last, and 1 once a block
+// has found an element.
 struct Poll {
     Zeroed<u32>*ticket, *found;
 };
 
-// y[0] = no block of any launch of this call has found anything; written by the last block of the
+// y[0] = `found` is false in all threads of all launches of this call; written by the last block of the
 // last launch.
 __device__ __forceinline__ void report(bool found, const Poll& poll, bool last_launch, bool* y,
                                        bool& last) {
@@ -197,6 +204,7 @@ __device__ __forceinline__ void report(bool found, const Poll& poll, bool last_l
         y[0] = atomicExch(&poll.found->value, 0u) == 0;
 }
 
+// y[0] = no element of the arrays passes Test, over all launches of a call.
 template <class Test>
 __device__ __forceinline__ void none_of(const Pointers<CAPACITY>& arrays,
                                         const TensorSizes<CAPACITY>& sizes, const Poll& poll,
@@ -224,14 +232,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (lane == 0 && row < n_rows) y[row] = from_acc<Y>(sum);
 }
 
-// Rows of a few whole vectors in an aligned array: as many lanes, a power of two. What a warp loads lies
-// side by side.
+// y[row] = sum of x[row] for rows of `lanes` vectors of 16 bytes, a power of two; x is aligned. `lanes`
+// neighbouring threads add up a row, one vector each.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__short_rows(const T* x, Y* y, i64 n_rows, u32 lanes) {
     sum_short_rows(x, y, n_rows, lanes);
 }
 
-// Long rows: n_spans blocks each, with `span` vectors a block.
+// y[row] = sum of x[row] for long rows: n_spans blocks share a row, `span` vectors each. The last
+// of them adds up their partial sums.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__long_rows(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                    i64 length, i64 span, u32 n_spans) {
@@ -262,8 +271,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_columns(x, y, partials, tickets, slabs, of_thread, last);
 }
 
-// y[slab][column] = sum over rows of x[slab][row][column], read one by one, where 16 bytes of x do
-// not always lie in one row, or not on a 16-byte boundary.
+// reduce_sum_training__columns for arrays that are not aligned, or whose rows are not whole vectors: a
+// thread has one column.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__single_columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                         const __grid_constant__ Slabs slabs) {
@@ -319,7 +328,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     none_of<NotANumber>(arrays, sizes, {ticket, found}, last_launch, y);
 }
 
-// y[0] = all of x[0 .. n) are true, by the block that finishes last.
+// y[0] = all of x[0 .. n) are true. Blocks take spans of x in turn; the one that finishes last
+// writes y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     all(const bool* x, bool* y, Zeroed<u32>* ticket, Zeroed<u32>* found, i64 n) {
     __shared__ bool last;

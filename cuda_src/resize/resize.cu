@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT
 // ResizeGrad.  CPU provider: cupy_training_ops/families/resize/reference.py
 //
-// A warp makes a tile of dX row after row. What a row gets of each column of dY is summed in
-// registers while dY's rows come by; those sums go through shared memory to the lanes that have
-// the columns of dX. Every element of dX is one sum in a fixed order, so there are no atomics.
-// Where every pixel became two by two, weights are constants: resize/upsample2x.cuh.
+// dX[p] = sum over outputs o of weight(o, p) dY[o], along rows and columns. A pixel is an element
+// of dX, an output one of dY; each output is interpolated between two neighbouring pixels (struct
+// Tap).
+//
+// A warp computes a tile of dX, row after row: it sums over rows of dY in registers, a lane having some
+// columns of dY; then over columns, by way of shared memory, a lane having some columns of dX. The
+// order of sums is fixed, without atomics. For upsampling by two weights are constants:
+// resize/upsample2x.cuh.
 #include "core/fast_division.cuh"
 #include "core/slots.cuh"
 #include "core/vec.cuh"
@@ -22,29 +26,31 @@ using slots::ACC;
 using slots::T;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
-constexpr int RESIDENT = 4;  // blocks on a multiprocessor at least
-constexpr int HELD = 4;      // weights of a column that stay in registers
-// Rows of dY that are loaded before one is used, as measured on an H200, and the rows of dX that
-// they can finish.
+constexpr int RESIDENT = 4;  // least number of resident blocks, in the launch bounds
+constexpr int HELD = 4;      // weights of a column of dX that are in registers
+// BATCH rows of dY are loaded before one is used (the fastest on an H200). Each of them completes
+// at most the two open rows of dX, and after the last batch two more are completed.
 constexpr int BATCH = sizeof(T) == 2 ? 4 : sizeof(T) == 4 ? 8 : 2;
 constexpr int MAX_FINISHED = 2 * BATCH + 2;
 
-// A lane's columns of a row of dY. Held as words: the compiler would unpack halves long before they
-// are used.
+// A lane's columns of a row of dY. Words, since the compiler unpacks halves too early, and then
+// needs more registers.
 struct Row {
     vec::Vec<u32, EACH * sizeof(T) / sizeof(u32)> words;
     __device__ T* at() { return reinterpret_cast<T*>(words.at); }
     __device__ const T* at() const { return reinterpret_cast<const T*>(words.at); }
 };
 
+// a * b, rounded, never contracted to an fma: positions then have the bits of the NumPy reference.
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
-// An output takes 1 - share of pixel `low` and share of the pixel after it.
+// output = (1 - share) * X[low] + share * X[low + 1].
 struct Tap {
     i32 low;
     ACC share;
 };
 
+// The Tap of output o.
 __device__ inline Tap tap_of(const Axis<ACC>& axis, i32 o) {
     const ACC middle = axis.align_corners ? ACC(0) : ACC(0.5);
     const ACC position = max(times(axis.ratio, static_cast<ACC>(o) + middle) - middle, ACC(0));
@@ -52,14 +58,14 @@ __device__ inline Tap tap_of(const Axis<ACC>& axis, i32 o) {
     return {low, low < axis.n_in - 1 ? position - static_cast<ACC>(low) : ACC(0)};
 }
 
-// The share of output o that `pixel` takes.
+// The weight of X[pixel] in output o, which must be one of its two pixels.
 __device__ inline ACC weight_of(const Axis<ACC>& axis, i32 o, i32 pixel) {
     const Tap of = tap_of(axis, o);
     return of.low == pixel ? ACC(1) - of.share : of.share;
 }
 
-// The first output whose low pixel is `pixel` or one after it: the outputs that touch pixel i are
-// those from first_from(i - 1) to before first_from(i + 1).
+// The first output with low >= pixel. So the outputs that use pixel i are
+// [first_from(i - 1), first_from(i + 1)).
 __device__ __noinline__ inline i32 first_from(const Axis<ACC>& axis, i32 pixel) {
     if (pixel <= 0 || pixel >= axis.n_in) return pixel <= 0 ? 0 : axis.n_out;
     const ACC middle = axis.align_corners ? ACC(0) : ACC(0.5);
@@ -71,23 +77,25 @@ __device__ __noinline__ inline i32 first_from(const Axis<ACC>& axis, i32 pixel) 
     return o;
 }
 
+// [begin, end).
 struct Span {
     i32 begin, end;
     __device__ i32 length() const { return end - begin; }
 };
 
-// The outputs that touch any of the pixels from `first` to `last`; some may have a weight of 0.
+// The outputs that use any of the pixels first, ..., last, maybe with a weight of 0.
 __device__ __forceinline__ Span touching(const Axis<ACC>& axis, i32 first, i32 last) {
     return {first_from(axis, first - 1), first_from(axis, last + 1)};
 }
 
-// Where a lane's column c is among the warp's columns of dY: next to the lane's others if those are
-// loaded together.
+// The index, in the warp's COLUMNS columns of dY, of column c of a lane: a lane's columns are
+// neighbours if it loads them as a vector (ALIGNED), else WARP apart.
 __device__ __forceinline__ i32 place_of(i32 lane, int c) {
     return ALIGNED ? lane * EACH + c : c * WARP + lane;
 }
 
-// A column of dX: which columns of dY touch it, and which of them are summed now.
+// A column of dX. touch: the columns of dY that use it; now: those of them in the current pass, of
+// which the first HELD weights are in registers.
 struct Column {
     i32 pixel;  // or -1
     Span touch, now;
@@ -99,8 +107,8 @@ struct Column {
         while (touch.length() > 0 && weight_of(axis, touch.begin, at) == ACC(0)) ++touch.begin;
     }
 
-    // weight[j] = the weight of column now.begin + j of dY in this column of dX, 0 from now.end on,
-    // where `now` = the `touch` columns that are in `summed`.
+    // Begins a pass over the columns `summed` of dY: now = touch and summed, weight[j] = the weight of
+    // column now.begin + j of dY in this column of dX, 0 from now.end on.
     __device__ void hold(const Axis<ACC>& axis, Span summed) {
         now = {max(touch.begin, summed.begin), min(touch.end, summed.end)};
 #pragma unroll
@@ -108,7 +116,7 @@ struct Column {
             weight[j] = now.begin + j < now.end ? weight_of(axis, now.begin + j, pixel) : ACC(0);
     }
 
-    // The weighted sum of `sums`, which are those of the columns of dY from `first` on.
+    // Sum over columns o of `now` of weight * sums[o - first]. LONG: there may be more than HELD.
     template <bool LONG>
     __device__ ACC gather(const Axis<ACC>& axis, const ACC* sums, i32 first) const {
         ACC total = ACC(0);
@@ -123,8 +131,8 @@ struct Column {
     }
 };
 
-// The sums so far of a lane's columns of dY in two rows of dX: the row of the low pixels and the
-// row after it.
+// Sums over the rows of dY so far, of a lane's columns, for two rows of dX: `row` (low) and row + 1
+// (high). As low pixels ascend with the rows of dY, no other rows of dX are incomplete.
 struct OpenRows {
     i32 row;
     ACC low[EACH], high[EACH];
@@ -148,26 +156,26 @@ struct OpenRows {
     }
 };
 
-// Rows of dX to which the columns of dY that are summed add nothing more.
+// Rows of dX whose sums over rows of dY are complete; those over columns are not computed yet.
 struct Finished {
     alignas(16) ACC sums[MAX_FINISHED][COLUMNS];
     i32 row[MAX_FINISHED];
 };
 
-// A warp's tile of a plane of dX. LONG: more columns of dY touch the tile than a warp sums at once,
-// or more of them touch one column of dX than it holds weights for.
+// A warp's tile of a plane of dX. LONG: the tile needs more than COLUMNS columns of dY, so several
+// passes, or a column of dX more than HELD weights.
 struct Tile {
     const Axis<ACC>&rows, &columns;
     const T* dy;  // the plane
     T* dx;        // the lane's first column
     Finished& finished;
     i32 lane, n_finished;
-    Span summed;  // columns of dY; the tile's rows are stored after the last of them
-    bool last;
+    Span summed;  // columns of dY in the current pass
+    bool last;    // this is the last pass, after which rows are stored
     Column mine[MINE];
     ACC sum[MINE];
 
-    // Returns the columns of dY that touch the tile's n columns.
+    // Sets the lane's columns of dX. Returns the columns of dY that the tile's n columns need.
     __device__ Span find_columns(i32 first, i32 n) {
         dx += first + lane;
 #pragma unroll
@@ -186,6 +194,7 @@ struct Tile {
         return all.length() > COLUMNS || __any_sync(ALL_LANES, most > HELD);
     }
 
+    // Begins a pass over the columns `some` of dY.
     __device__ void sum_columns(Span some, bool are_last) {
         summed = some;
         last = are_last;
@@ -193,7 +202,7 @@ struct Tile {
         for (int v = 0; v < MINE; ++v) mine[v].hold(columns, some);
     }
 
-    // Where the lane's columns of row o of dY are: the first one, if all are loaded together.
+    // Address for `load` in row o of dY: the lane's own vector (ALIGNED), else the pass's first column.
     __device__ const T* start_of(i32 o) const {
         const i32 most = (summed.length() - 1) / EACH * EACH;
         const T* row = dy + static_cast<i64>(o) * columns.n_out + summed.begin;
@@ -218,8 +227,8 @@ struct Tile {
             if (mine[v].pixel >= 0) to[v * WARP] = from_acc<T>(values[v]);
     }
 
-    // Finishes the rows before `next`. Only the two open rows can have sums; rows before `first`
-    // belong to another tile.
+    // Finishes the rows of dX before `next`: the two open rows, then rows of zeros, which no output
+    // uses. Rows before `first` belong to another tile.
     __device__ void advance(OpenRows& open, i32 next, i32 first) {
         const ACC nothing[MINE] = {};
 #pragma unroll
@@ -232,6 +241,7 @@ struct Tile {
         for (; open.row < next; ++open.row) store(open.row, nothing);
     }
 
+    // Moves the sums of row open.row to shared memory.
     __device__ void finish(const OpenRows& open) {
 #pragma unroll
         for (int c = 0; c < EACH; ++c) finished.sums[n_finished][place_of(lane, c)] = open.low[c];
@@ -239,6 +249,7 @@ struct Tile {
         ++n_finished;
     }
 
+    // Sums the finished rows over columns and stores them; with LONG, after the last pass.
     template <bool LONG>
     __device__ void gather_finished() {
         __syncwarp();
@@ -258,7 +269,7 @@ struct Tile {
         __syncwarp();
     }
 
-    // Rows `first` to before `end` of dX.
+    // One pass over rows [first, end) of dX.
     template <bool LONG>
     __device__ void sum_rows(i32 first, i32 end) {
         constexpr int BATCH = LONG ? 1 : cto::BATCH;
@@ -288,6 +299,8 @@ struct Tile {
         gather_finished<LONG>();
     }
 
+    // Writes rows [first, end) of the tile; `all` = the columns of dY that it needs. With several
+    // passes one row at a time, as `sum` keeps the sums of one row from pass to pass.
     __device__ void make(i32 first, i32 end, Span all) {
         if (!is_long(all)) {
             sum_columns(all, true);
@@ -310,7 +323,9 @@ struct Tile {
 
 using namespace cto;
 
-// Bands of `band` rows and strips of `strip` columns, at most 64, divide a plane.
+// dx = gradient of an interpolation along rows and columns, with respect to its input. A plane of dx is
+// divided into bands of `band` rows, these into tiles of `strip` <= 64 columns; a warp computes one
+// tile.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     resize_grad(const T* dy, T* dx, i64 n_planes, const __grid_constant__ Axis<ACC> rows,
                 const __grid_constant__ Axis<ACC> columns, const __grid_constant__ Divisor bands,
@@ -332,7 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     tile.make(row, min(row + band, rows.n_in), all);
 }
 
-// A lane makes `band` rows of dX below one of the `vecs` of 16 bytes that a row of dY has.
+// dx = gradient of upsampling by two (upsample2x.cuh). A row of dY is `vecs` vectors of 16 bytes; a
+// thread has one vector's columns, and writes `band` rows of dx.
 extern "C" __global__ void __launch_bounds__(THREADS)
     resize_grad__upsample2x(const T* dy, T* dx, i64 n_lanes, i32 n_rows,
                             const __grid_constant__ Divisor bands, i32 band,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The gradient of upsampling by two along both axes, half_pixel: along each of them
-// dX[i] = FAR dY[2i - 1] + NEAR dY[2i] + NEAR dY[2i + 1] + FAR dY[2i + 2], where dY goes on past
-// its ends with its first and its last element.
+// The gradient of bilinear upsampling by two along both axes, half_pixel. Along each axis
+//     dX[i] = FAR dY[2i - 1] + NEAR dY[2i] + NEAR dY[2i + 1] + FAR dY[2i + 2]
+// where dY is extended past its ends by its first and its last element.
 //
-// A lane makes the columns of dX that 16 bytes of a row of dY lie over, row after row. Rows are
-// added first; of the sums, one to the left and one to the right are a neighbouring lane's.
+// A lane has READ columns of dY, 16 bytes, and writes the READ / 2 columns of dX below them, row after
+// row. It first sums over rows of dY, then over columns; there it needs one column on each side, which
+// it gets from the neighbouring lanes.
 #pragma once
 #include "core/vec.cuh"
 
@@ -17,11 +18,12 @@ struct Upsample2xGrad {
     using A = Acc<T>;
     static constexpr A NEAR = 0.75, FAR = 0.25;
     static constexpr int READ = vec::WIDTH<T>;  // columns of dY that a lane has
-    static constexpr int MADE = READ / 2;       // and of dX
-    static constexpr int ROWS = 2;              // of dX whose loads are in flight together
+    static constexpr int MADE = READ / 2;       // columns of dX
+    static constexpr int ROWS = 2;              // rows of dX whose loads are issued together
 
-    // A lane's columns of a row of dY. Held as words: the compiler would unpack halves long before
-    // they are used. The lanes at a warp's ends have one column more.
+    // A lane's columns of a row of dY; `beside` is one more column, in the lanes at a warp's ends,
+    // which lack a neighbour. Words, since the compiler unpacks halves too early, and then needs
+    // more registers.
     struct Row {
         Vec<u32, 4> words;
         T beside;
@@ -34,8 +36,8 @@ struct Upsample2xGrad {
     T* dx;
     i64 width;                    // of a row of dX
     i32 last_row;                 // of dX
-    bool is_first, is_last;       // in its rows
-    bool begins_warp, ends_warp;  // the lane beside is not in the warp
+    bool is_first, is_last;       // columns of the row
+    bool begins_warp, ends_warp;  // the neighbouring lane is not in this warp
 
     // The lane's columns of dY are vector number `own` of the n_vecs that a row has.
     __device__ Upsample2xGrad(const T* dy, T* dx, i64 plane, i64 own, i64 n_vecs, i32 n_rows)
@@ -48,8 +50,8 @@ struct Upsample2xGrad {
         ends_warp = threadIdx.x % WARP == WARP - 1;
     }
 
-    // The lane's READ columns of row `row` of dY; `beside` = the column before the first in a
-    // warp's first lane, behind the last in its last one, if there is such a column.
+    // The lane's READ columns of a row of dY; `beside` = the column before them in a warp's first
+    // lane, the column after them in its last lane, if the row has such a column.
     __device__ Row load(i32 row) const {
         const T* const from = dy + row * 2 * width;
         Row loaded{*reinterpret_cast<const Vec<u32, 4>*>(from)};
@@ -59,8 +61,8 @@ struct Upsample2xGrad {
     }
 
     // to[v] = FAR row[2v] + NEAR row[2v + 1] + NEAR row[2v + 2] + FAR row[2v + 3], v < MADE, where
-    // row[c + 1] = sums[c] and row[0] and row[READ + 1] come from the lanes beside, or at a warp's
-    // ends from sums[READ]. All lanes of the warp call this; `wanted` says which ones write.
+    // row[c + 1] = sums[c], and row[0] and row[READ + 1] are sums of the neighbouring lanes, or at a
+    // warp's ends sums[READ]. All lanes of the warp must call it; those with `wanted` write.
     __device__ void store(T* to, const A (&sums)[READ + 1], bool wanted) const {
         const A before = __shfl_up_sync(ALL_LANES, sums[READ - 1], 1);
         const A after = __shfl_down_sync(ALL_LANES, sums[0], 1);
@@ -79,12 +81,11 @@ struct Upsample2xGrad {
         if (wanted) *reinterpret_cast<Vec<T, MADE>*>(to) = made;
     }
 
-    // Rows i = first, first + 1, ... of dX, those before `end`, at most n: dX[i] = FAR dY[2i - 1] +
-    // NEAR dY[2i] + NEAR dY[2i + 1] + FAR dY[2i + 2] by rows, rows beside dY being its nearest;
-    // then `store` does so by columns. sums[READ] is that of the column beside the lane's, in lanes
-    // at a warp's ends. n is the same in the whole warp.
+    // Writes rows first, ..., first + n - 1 of dX, but none from `end` on. n is the same in the
+    // whole warp, as lanes exchange sums; `end` may differ. Sums over rows of dY are computed here,
+    // those over columns by `store`; sums[READ] is the sum of the column `beside`.
     __device__ void make(i32 first, i32 n, i32 end) const {
-        A open[READ + 1];  // what row i of dX has of the rows of dY up to 2i
+        A open[READ + 1];  // FAR dY[2i - 1] + NEAR dY[2i]: the first two terms of row i of dX
         const Row above = load(max(2 * first - 1, 0)), own = load(2 * first);
 #pragma unroll
         for (int c = 0; c <= READ; ++c) open[c] = FAR * above.at(c) + NEAR * own.at(c);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Softmax, its logarithm and their gradients.  CPU provider: cupy_training_ops/families/softmax/reference.py
 //
-// Each operator has three kernels: __short_rows and __rows for lines whose elements lie side by
-// side in aligned arrays, __columns for all others. Softmax and its logarithm have __full_rows for rows
-// that fill what their threads hold.
+// Each operator has three kernels: __short_rows and __rows for lines whose elements are neighbours in
+// memory, in aligned arrays; __columns for all others. Softmax and its logarithm also have __full_rows,
+// for rows of exactly `threads` times NBYTES.
 #include "algorithm/row_softmax.cuh"
 #include "core/slots.cuh"
 #include "softmax/facts.cuh"
@@ -18,17 +18,18 @@ using namespace row_softmax;
 using slots::T;
 using A = Acc<T>;
 
-// A thread holds NBYTES of a row, or COLUMN_ELEMENTS of a column, of all arrays that are read.
+// Of all arrays that are read, a thread has NBYTES of a row in registers, or COLUMN_ELEMENTS of a
+// column.
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = vec::WIDTH<T>;
 
-// Vectors of each of N arrays, in so many bytes of all.
+// Vectors that a thread has in registers of each of N arrays, TOTAL_NBYTES together.
 template <int TOTAL_NBYTES, int N>
 constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
 
 // y[i] = exp(x[i] - max) / sum of exp(x - max), or with LOG y[i] = x[i] - max - log(sum), over the
-// line. FULL: the line fills its threads; threads without a line read another line, and write
-// nothing.
+// line. FULL: every thread of the line has all its slots; threads without a line of their own read the
+// last line, and write nothing.
 template <bool LOG, bool FULL = false, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const Threads& threads,
                                              const T* x, T* y) {
@@ -36,7 +37,7 @@ __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const T
     OnlineSum<A> of;
     const auto batch = read<sizeof(T) == 2, FULL>(line, of, in);
     of.join(threads);
-    if (FULL && line.number < 0) return;  // another's, which may be overwritten by now
+    if (FULL && line.number < 0) return;
     if (line.full) in.renew(of.late_zero());
     const A max = of.max, last = LOG ? logarithm(of.sum) : 1 / of.sum;
     const auto map = [=](Place<W>, A v) {
@@ -45,7 +46,7 @@ __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const T
     write(line, batch, map, LineWriter<T, W, DEPTH>(line, y), in);
 }
 
-// sum of dY Y, or of dY.
+// The op of lines::read for gradients: sum of dy * y, or with LOG sum of dy.
 template <bool LOG>
 struct Slope {
     A sum = 0;
@@ -72,8 +73,8 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     write<true>(line, batch, map, LineWriter<T, W, DEPTH>(line, dx), in_dy, in_y);
 }
 
-// y = softmax of each row of x, or with LOG its logarithm. A thread holds TOTAL_NBYTES of a row,
-// `threads` threads share one.
+// y = softmax of each row of x, or with LOG its logarithm. `threads` threads share a row; each has
+// TOTAL_NBYTES of it in registers at a time.
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 length,
                                              u32 threads) {
@@ -82,8 +83,9 @@ __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 l
     softmax_line<LOG>(line, RowThreads<A>{threads, of_warp}, x, y);
 }
 
-// Full rows, as they are known at compile time. Compilers for 10.x would spill, and CUDA 13's for 4-byte
-// types from there on whether it is known or not: such rows are as any others there.
+// KNOWS_FULL: line.full is a constant, so the compiler drops bounds checks; for 10.x it would then
+// spill. AS_OTHERS: from 10.0 on, CUDA 13 spills for 4-byte types in either case, so softmax_rows
+// is used.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr bool KNOWS_FULL = __CUDA_ARCH__ / 100 != 10, AS_OTHERS = sizeof(T) == 4;
 #else
@@ -114,8 +116,8 @@ __device__ __forceinline__ void softmax_columns(const T* x, T* y, i64 n_outer, i
     softmax_line<LOG>(line, ColumnThreads<A>{of_thread}, x, y);
 }
 
-// dx = y * (dy - sum of dy * y) of each row, or with LOG dx = dy - exp(y) * sum of dy. A thread
-// holds TOTAL_NBYTES of the two arrays that are read, `threads` threads share a row.
+// dx = y * (dy - sum of dy * y) of each row, or with LOG dx = dy - exp(y) * sum of dy. `threads`
+// threads share a row; each has TOTAL_NBYTES of the two inputs in registers at a time.
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows,
                                               i64 length, u32 threads) {
@@ -138,12 +140,13 @@ __device__ __forceinline__ void gradient_columns(const T* dy, const T* y, T* dx,
 
 using namespace cto;
 
-// y = softmax of x along rows, of which a thread holds SHORT_NBYTES.
+// y = softmax of x along contiguous rows; a thread has SHORT_NBYTES of a row in registers at a
+// time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<false, SHORT_NBYTES>(x, y, n_rows, length, threads);
 }
-// y = softmax of x along rows, of which a thread holds NBYTES.
+// y = softmax of x along contiguous rows; a thread has NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<false, NBYTES>(x, y, n_rows, length, threads);
@@ -160,12 +163,14 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_columns<false>(x, y, n_outer, length, stride);
 }
 
-// y = logarithm of the softmax of x along rows, of which a thread holds SHORT_NBYTES.
+// y = logarithm of the softmax of x along contiguous rows; a thread has SHORT_NBYTES of a row in
+// registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     log_softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<true, SHORT_NBYTES>(x, y, n_rows, length, threads);
 }
-// y = logarithm of the softmax of x along rows, of which a thread holds NBYTES.
+// y = logarithm of the softmax of x along contiguous rows; a thread has NBYTES of a row in
+// registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<true, NBYTES>(x, y, n_rows, length, threads);
@@ -182,15 +187,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_columns<true>(x, y, n_outer, length, stride);
 }
 
-// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along rows, of which a thread holds
-// SHORT_NBYTES of dy and y together.
+// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along contiguous rows; a thread has
+// SHORT_NBYTES of dy and y together in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__gradient_short_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length,
                                  u32 threads) {
     gradient_rows<false, SHORT_NBYTES>(dy, y, dx, n_rows, length, threads);
 }
-// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along rows, of which a thread holds
-// NBYTES of dy and y together.
+// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along contiguous rows; a thread has
+// NBYTES of dy and y together in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length, u32 threads) {
     gradient_rows<false, NBYTES>(dy, y, dx, n_rows, length, threads);
@@ -203,14 +208,16 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 }
 
 // LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
-// the softmax, along rows, of which a thread holds SHORT_NBYTES of dy and x together.
+// the softmax, along contiguous rows; a thread has SHORT_NBYTES of dy and x together in registers
+// at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__log_gradient_short_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                      u32 threads) {
     gradient_rows<true, SHORT_NBYTES>(dy, x, dx, n_rows, length, threads);
 }
 // LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
-// the softmax, along rows, of which a thread holds NBYTES of dy and x together.
+// the softmax, along contiguous rows; a thread has NBYTES of dy and x together in registers at a
+// time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__log_gradient_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                u32 threads) {

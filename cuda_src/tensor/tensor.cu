@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Tensor movement.  CPU provider: cupy_training_ops/families/tensor/reference.py
 //
-// Nothing is computed, so arrays are `void*` and all lengths count words; see
-// algorithm/copy_runs.cuh. Outputs are written once, in order; every operator is a rule that says
-// where a word comes from.
+// Elements are only copied, so arrays are `void*`, and all lengths count words of type T, whatever the
+// element type; see algorithm/copy_runs.cuh. Its `Source::at(position)` maps a position of the
+// output to an address of the input.
 #include "algorithm/copy_runs.cuh"
 #include "core/fast_division.cuh"
 #include "tensor/facts.cuh"
 
-// T: words. A vector has WORDS of them, a thread writes CHUNKS vectors, a block has THREADS.
+// T: the type of words. A vector has WORDS words, a thread writes CHUNKS vectors.
 #ifndef CTO_T
 #define CTO_T u8
 #endif
@@ -28,7 +28,8 @@ using Run = copy_runs::Run<T>;
 
 using Tile = copy_runs::Tiling<T, WORDS, CHUNKS, THREADS>;
 
-// The last of `count` ascending starts that is not after `position`: `guess`, or by bisection.
+// The largest i < count with start(i) <= position, starts ascending. Tries `guess` first, then
+// bisection.
 template <class Start>
 __device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 position, u32 guess) {
     u32 low = 0, high = count;
@@ -44,7 +45,8 @@ __device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 posi
 
 // ---- ConcatTraining: columns of the result come from parts that start at ascending columns ------
 
-// Parts of the result: an array, and the column it starts at; one more start ends the last part.
+// parts.array(i) is part i, parts(i) the column of the result at which it starts; parts(n_parts) is the
+// width of the result.
 struct PartsByValue {
     const Pointers<CAPACITY>& arrays;
     const PartStarts<CAPACITY>& starts;
@@ -52,12 +54,14 @@ struct PartsByValue {
     __device__ i64 operator()(u32 i) const { return starts.at[i]; }
 };
 
+// PartsByValue for a table in memory.
 struct PartsInMemory {
     const Part* parts;
     __device__ const T* array(u32 i) const { return static_cast<const T*>(parts[i].array); }
     __device__ i64 operator()(u32 i) const { return parts[i].start; }
 };
 
+// Source of the result of a concatenation: at() finds the part that a position is copied from.
 template <class Parts>
 struct Joined {
     Divisor whole_width;
@@ -78,6 +82,7 @@ struct Joined {
     }
 };
 
+// The block writes its tile of `out`, (n_rows, width).
 template <bool ARE_LONG, class Parts>
 __device__ __forceinline__ void concat(void* out, i64 n_rows, const Divisor& width, u32 n_parts,
                                        const Parts& parts) {
@@ -88,6 +93,7 @@ __device__ __forceinline__ void concat(void* out, i64 n_rows, const Divisor& wid
 
 // ---- SplitTraining: a part is some columns of the input -----------------------------------------
 
+// Source of one part: columns [start, start + width) of the input, which is `whole`, of n words.
 struct InputColumns {
     Divisor width;
     const T* whole;
@@ -100,14 +106,15 @@ struct InputColumns {
     }
 };
 
-// All parts one behind the other, of which each starts at a column of the whole.
+// Positions 0 .. n_rows * whole_width over all parts one after the other: part 0, part 1, ...; part
+// i is an (n_rows, width) array that takes the columns from parts[i].start on of the whole.
 struct AllParts {
     i64 n_rows, whole_width;
-    Divisor even;  // words of a part if all have as many
+    Divisor even;  // words of a part, if all have the same number
     u32 n_parts;
     const Part* parts;
 
-    // Where the word at a position of all parts is, in the whole and in its own.
+    // A word: its index in the whole, and its address in its part.
     struct Word {
         i64 in_whole;
         T* in_part;
@@ -118,13 +125,13 @@ struct AllParts {
         const u32 i = find_part(start, n_parts, position, if_even);
         const i64 width = parts[i + 1].start - parts[i].start, own = position - start(i);
         const bool is_short = own >> 32 == 0 && width >> 32 == 0;
-        // Unsigned: dividing words with signs, CUDA 13 spills for 10.0.
+        // Unsigned, as with signed divisions CUDA 13 spills for 10.0.
         const i64 row = is_short ? static_cast<u32>(own) / static_cast<u32>(width)
                                  : static_cast<u64>(own) / static_cast<u64>(width);
         return {row * whole_width + parts[i].start + (own - row * width),
                 static_cast<T*>(parts[i].array) + own};
     }
-    // Copies a thread's words: load(word), then store(word, loaded).
+    // Copies CHUNKS words of this thread: store(word, load(word)), all loads before the first store.
     template <class Load, class Store>
     __device__ __forceinline__ void copy(const Load& load, const Store& store) const {
         const i64 n = n_rows * whole_width;
@@ -152,8 +159,8 @@ struct SplitTiles {
 
 using namespace cto;
 
-// result[row] = inputs[0][row], inputs[1][row], ... side by side: part i starts at column starts[i]
-// of `width`.
+// result[row] = inputs[0][row], inputs[1][row], ... concatenated: part i starts at column starts[i].
+// The result has n_rows rows of `width`; a block writes one tile of it.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                     u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
@@ -161,8 +168,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat<true>(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
 }
 
-// More parts than one launch knows by value: launches that write a table to memory, then one that
-// reads it.
+// table[first + i] = {parts[i], starts[i]}, i < n_parts, and {null, the end of the last part}. For more
+// parts than launch arguments have room for: several launches write the table, one reads it. One block.
 extern "C" __global__ void tensor__table(Part* table, i64 first, u32 n_parts,
                                          const __grid_constant__ Pointers<CAPACITY> parts,
                                          const __grid_constant__ PartStarts<CAPACITY> starts) {
@@ -176,16 +183,15 @@ extern "C" __global__ void tensor__even_table(Part* table, i64 first, u32 n_part
     if (i <= n_parts) table[first + i] = {i < n_parts ? parts.at[i] : nullptr, (first + i) * width};
 }
 
-// result[row] = the rows `row` of all parts side by side: part i and its first column are in
-// table[i].
+// concat_training with part i and its first column in table[i].
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training__many(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                           u32 n_parts, const Part* table) {
     concat<false>(concat_result, n_rows, width, n_parts, PartsInMemory{table});
 }
 
-// outputs[i][row] = input[row][split.column[i] .. split.column[i + 1]): a block writes a tile of
-// one part i.
+// outputs[i][row] = input[row][split.column[i] .. split.column[i + 1]). A block writes one tile of one
+// part; part i has the blocks from split.tile[i] on.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     split_training(const void* input, i64 n_rows, i64 width, u32 n_parts,
                    const __grid_constant__ Pointers<CAPACITY> outputs,
@@ -201,8 +207,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                                       blockIdx.x - split.tile[i], source);
 }
 
-// result[row] = the rows `row` of all parts in `table` side by side: many parts, of which a thread
-// copies words in the order in which they lie in the parts.
+// concat_training__many for wide parts whose runs have no whole vectors: threads copy single words,
+// neighbouring threads neighbouring words of the parts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     concat_training__words(void* concat_result, i64 n_rows, i64 width,
                            const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
@@ -211,8 +217,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         [](const AllParts::Word& word) { return __ldcs(word.in_part); },
         [=](const AllParts::Word& word, const T& x) { __stcs(whole + word.in_whole, x); });
 }
-// The parts in `table` take their columns of input: a thread copies single words, in the order of
-// the parts.
+// table[i].array[row] = input[row][table[i].start .. table[i + 1].start). Threads copy single words,
+// neighbouring threads neighbouring words of the parts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     split_training__words(const void* input, i64 n_rows, i64 width,
                           const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {

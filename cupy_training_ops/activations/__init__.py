@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Activations kept as codes from the forward pass to the backward pass."""
+"""Activations stored as codes from the forward pass to the backward pass."""
 
 from __future__ import annotations
 

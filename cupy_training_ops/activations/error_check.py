@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Decide whether codes are good enough for a consumer: what is measured of them, and its limits.
+"""Measures of codes' errors, and their limits by the need of a consumer.
 
-An error counts beside what a consumer sees: a layer norm of rows with mean 100 sees x - mean.
+Errors are relative to what the consumer uses: of rows with mean 100 a layer norm uses x - mean.
 """
 
 from __future__ import annotations
@@ -12,38 +12,37 @@ import numpy as np
 
 from ..families.gist_guard.sample import Grouping
 
-# What a consumer does with a value.
+# Needs: what a consumer does with a value.
 LINEAR = "linear"  # multiplies it by a parameter
-NORMALISED = "normalised"  # centres it, and divides by its deviation
+NORMALISED = "normalised"  # subtracts means and divides by deviations
 PRODUCT = "product"  # multiplies it by another activation
-SMOOTH = "smooth"  # takes a smooth function of each number
+SMOOTH = "smooth"  # applies a smooth function elementwise
 
-# Measures of codes; each is also the reason why codes fail.
-TILES = "tiles"  # by the encoder, GistGuardedMsfp15Encoder: its four numbers
-# Of float16: the largest magnitude; for products deviation and means of features, squared, too.
-RANGE = "range"
-INDEX = "index"  # was a number not from 0 to 15?
+# Measures; each is also the reason why codes fail.
+TILES = "tiles"  # the four numbers of GistGuardedMsfp15Encoder
+RANGE = "range"  # of float16: largest magnitude; for products also variance and squared means
+INDEX = "index"  # whether a number is outside of 0 to 15
 MEASURES = {"msfp15_signed": TILES, "pack16": RANGE, "index4": INDEX}
 
-# Squares of an error's share of the deviation that its consumer sees.
-TILE = 0.03**2  # of the distances from the means of tiles, or of features and channels
-GROUP = 0.06**2  # of those of each normalised group
+# Limits of squared errors, relative to squared distances from means.
+TILE = 0.03**2  # means of tiles, or of features
+GROUP = 0.06**2  # means of each normalised group
 LARGEST, LEAST = 65504.0, 2.0**-6  # float16's steps are 2^-18 of the least, and smaller
 RANK_OF_HEADS = 4  # (samples, heads, rows, features)
-MEANS = 4.0**2  # squared deviations that the means of features may be large
+MEANS = 4.0**2  # limit of the squared means of features, relative to their variance
 
 
 class ErrorCheck(NamedTuple):
-    """A measure of codes, and what they are needed for."""
+    """A measure of codes, and the need of their consumer."""
 
-    measure: str  # empty where nothing is measured
+    measure: str  # "": nothing is measured
     need: str
-    grouping: Grouping | None = None  # of what is centred, as the encoder takes it
+    grouping: Grouping | None = None  # of values with a common mean, for the encoder
 
     def within(self, numbers: Any) -> tuple[Any, Any, Any]:
-        """Compare with the limits for everyone, for centred features, for normalised groups.
+        """Return whether numbers are within the limits of (any need, features, normalised groups).
 
-        numbers: a measure's. Gives bools, or bools on a device. NaN is beyond every limit.
+        Bools, also on a device; NaN is beyond every limit.
         """
         if self.measure == TILES:
             error, tiles, groups, worst = numbers
@@ -61,15 +60,14 @@ class ErrorCheck(NamedTuple):
         return in_range, True, True
 
     def passes(self, numbers: Any) -> Any:
-        """Return True if codes are good enough for the need; a bool on a device for its numbers."""
+        """Return True if codes are good enough; a bool on the device of the numbers."""
         codes, features, groups = self.within(numbers)
         if self.need == NORMALISED:
             return codes & groups
         return codes & features if self.need == PRODUCT else codes
 
     def failure(self, numbers: Any) -> tuple[str, bool]:
-        """Return why codes fail, empty where they do not; and if they pass where features are
-        centred."""
+        """Return (why codes fail or "", whether they pass before a norm of features)."""
         codes, features, groups = self.within(numbers)
         if not codes:
             return self.measure, features
@@ -79,14 +77,14 @@ class ErrorCheck(NamedTuple):
 
 
 def measure_range(x: Any, numbers: Any, need: str) -> Any:
-    """Measure RANGE of an array, into three numbers: features matter to products alone."""
+    """Measure RANGE of an array into three numbers; variance and means only for products."""
     numbers[:] = 0
     numbers[0], numbers[1] = x.max(), -x.min()
     numbers[0] = numbers[:2].max()
     numbers[1] = 0
     if need == PRODUCT:
         axes = (0, 2) if x.ndim == RANK_OF_HEADS else tuple(range(x.ndim - 1))
-        with np.errstate(all="ignore"):  # an infinity is beyond the range, and so are its numbers
+        with np.errstate(all="ignore"):  # infinities fail by the range anyway
             means = x.mean(axis=axes, keepdims=True, dtype=numbers.dtype)
             numbers[1] = ((x - means) ** 2).sum(dtype=numbers.dtype)
             numbers[2] = (means * means).sum() * (x.size // means.size)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Arrays between forward and backward, and what of them is still to come from the device.
+"""Stored activations whose error checks, or lengths of codes, are still pending on the device.
 
-An `Entry` is an array's codes, or the array itself, or both until its error check is read. On the
-host the numbers of a check are there at once. On a GPU the host reads them late: it waits for the
-device only where too many bytes wait, or where the backward pass asks. A decision does not depend
-on when that is: what comes later changes it only while at most LIMIT bytes came after the array.
+An `Entry` has an array's codes, or the array itself, or both until its check is decided. On a GPU
+the host reads the numbers of checks late: it waits for the device only if too many bytes are
+undecided, or if the backward pass needs the array. Decisions do not depend on that timing: a later
+norm changes one only if at most LIMIT bytes were added after the array.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 from ..forks import Locked
 from .error_check import ErrorCheck
 
-LIMIT = 256 << 20  # bytes; more where one array is larger
-SHARE = 24  # of a step's bytes, which may wait beside its codes: the host stays ahead of the device
+LIMIT = 256 << 20  # bytes, or one array if that is larger
+SHARE = 24  # 1/24 of a step's bytes may be undecided, so that the host stays ahead
 
 
 class HeldBytes(Locked):
-    """Bytes that entries hold now, and the most at any time; counted from any thread."""
+    """Bytes that entries have now, and the peak; thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
         self.held = self.peak = 0
 
     def add(self, nbytes: int) -> None:
-        """Count bytes that an entry takes, or a negative number that it gives back.
+        """Count bytes that an entry allocates, or frees if negative.
 
-        Finalizers of codes call this: to free codes in here would call it again in its middle.
+        Finalizers of codes call this, so it must not free codes itself.
         """
         with self.lock:
             self.held += nbytes
@@ -41,16 +41,16 @@ class HeldBytes(Locked):
 
 
 class Entry:
-    """One array: codes, the array itself, or both. Defaults are the class's, which take no time."""
+    """One stored array: codes, the array itself, or both."""
 
     statistics: HeldBytes
     code: Any = None
     original: Any = None
-    pending: tuple[Any, ...] = ()  # each a PendingCheck
-    place: Hashable = None  # among the arrays of a step: a decision holds for later steps
+    pending: tuple[Any, ...] = ()  # of PendingCheck
+    place: Hashable = None  # identifies it in each step: decisions are reused under capture
 
     def shorten(self, nbytes: int) -> None:
-        """Give back the memory behind codes of so many bytes."""
+        """Free the memory after codes of so many bytes."""
         excess = self.code.nbytes - nbytes
         if excess:
             self.code = self.copy_codes(nbytes)
@@ -61,14 +61,14 @@ class Entry:
         raise NotImplementedError
 
     def reject(self, check: PendingCheck, failure: str) -> None:
-        """Hold the array alone: its codes failed a check."""
+        """Drop the codes, which failed a check, and store only the array."""
         raise NotImplementedError
 
 
 class PendingLengths:
-    """Sparse codes in memory for the longest ones, until the device has told their length.
+    """Sparse codes in buffers of maximum size, until their lengths are read from the device.
 
-    The host waits for that when the next such codes are made: what was queued since keeps the
+    The host waits for a length when the next such codes are made; work queued since then keeps the
     device busy.
     """
 
@@ -78,14 +78,14 @@ class PendingLengths:
     def add(
         self, stream: object, entry: Entry, tell: Callable[[int], None], length: Any, event: Any
     ) -> None:
-        """Add codes whose length comes with an event; `tell` is called with it in any case."""
+        """Add codes whose length can be read after an event; calls `tell` with it."""
         lengths = self._by_stream.setdefault(stream, deque())
         lengths.append((weakref.ref(entry), tell, length, event))
         if event is None:
             self.trim(stream)
 
     def trim(self, stream: object) -> None:
-        """Wait for the lengths of a stream's codes, and give back the memory behind them."""
+        """Wait for the lengths of a stream's codes, and free the memory after them."""
         lengths = self._by_stream.get(stream)
         while lengths:
             with contextlib.suppress(IndexError):  # another thread took the last
@@ -98,23 +98,19 @@ class PendingLengths:
                     entry.shorten(nbytes)
 
     def trim_all(self) -> None:
-        """Trim the codes of all streams."""
+        """Wait for the lengths of all streams' codes, and shorten these."""
         for stream in list(self._by_stream):
             self.trim(stream)
 
 
 class PendingCheck:
-    """An entry with the numbers of its error check, which may be still to come.
+    """An entry and the numbers of its error check, which can be read after an event, or None."""
 
-    `numbers.tolist()` reads them once `event.synchronize()` has returned; `event.query()` tells if
-    it would at once. Where they are there the event is None.
-    """
-
-    # Known once the numbers were read, and are None: why the codes fail, and whether they are good
-    # enough where features are centred.
+    # Set when the numbers are read, which then become None: why the codes fail, and whether they
+    # are good enough for a product before a norm.
     reason, features = "", False
     may_be_centred = False  # a later norm may ask for more
-    is_closed = False  # behind the limit: nothing that comes changes the decision
+    is_closed = False  # beyond the limit: later norms do not change the decision
 
     def __init__(
         self, entry: Entry, check: ErrorCheck, nbytes: int, numbers: Any, event: Any
@@ -140,14 +136,14 @@ class PendingCheck:
         self.numbers = self.event = None
 
     def failure(self) -> str:
-        """Return why the codes fail; empty where they do not."""
+        """Return why the codes fail, or ""."""
         if self.numbers is not None:
             self.read_numbers()
         return self.reason
 
 
 class Step:
-    """Bytes of the arrays that were added in one step, and of their codes."""
+    """Bytes of arrays and codes that were added in one step."""
 
     __slots__ = ("code_nbytes", "nbytes")
 
@@ -155,16 +151,17 @@ class Step:
         self.nbytes = self.code_nbytes = 0
 
     def room_beside(self, step: Step) -> int:
-        """Bytes that may wait in a later step, whose codes all come; early layers need memory."""
+        """Return bytes that may be undecided in `step`: a share of this step's, and half of the
+        bytes of codes that are still to come."""
         return self.nbytes // SHARE + max(self.code_nbytes - step.code_nbytes, 0) // 2
 
 
 class PendingChecks(Locked):
-    """Checks of the newest arrays, a bounded number of bytes; and behind them closed ones, whose
-    decision nothing changes any more, until the device has told it."""
+    """Undecided checks: open ones, of the newest arrays up to a limit of bytes, which a later norm
+    may change; and older, closed ones, which wait only for their numbers."""
 
     def __init__(self, limit: int = LIMIT, last: Step | None = None) -> None:
-        """last: the step before the first, which tells how many codes are to come."""
+        """last: the previous step, from which the bytes of this one's codes are estimated."""
         super().__init__()
         self._limit = limit
         self._open: deque[PendingCheck] = deque()
@@ -173,10 +170,10 @@ class PendingChecks(Locked):
         self._open_nbytes = self._closed_nbytes = 0
         self._step, self.last = Step(), last or Step()
         self.peak = 0  # bytes that waited
-        self.decisions: dict[Hashable, bool] = {}  # by place in a step: were codes good enough?
+        self.decisions: dict[Hashable, bool] = {}  # by place: codes were good enough
 
     def add(self, check: PendingCheck, entry: Entry, code_nbytes: int) -> None:
-        """Add an entry that has codes and its original."""
+        """Add a check of an entry that has codes and its original."""
         with self.lock:
             entry.pending = (*entry.pending, check) if entry.pending else (check,)
             if check.event is None and check.may_end(check) and self._settle(check, entry):
@@ -196,18 +193,18 @@ class PendingChecks(Locked):
                 self.peak = self._open_nbytes + self._closed_nbytes
 
     def end_step(self) -> None:
-        """Take the step as the measure for the next one."""
+        """End a step; the next one's room depends on it."""
         with self.lock:
             self._step, self.last = Step(), self._step
 
     def successor(self) -> PendingChecks:
-        """Make new checks in place of these, which an exception may have left halfway."""
+        """Make new checks after an exception, which may have left these inconsistent."""
         other = PendingChecks(self._limit, self.last)
         other.peak, other.decisions = self.peak, self.decisions
         return other
 
     def finish(self, entry: Entry) -> None:
-        """Decide about an entry, as the backward pass asks for it; waits for the device."""
+        """Decide about an entry that the backward pass needs; waits for the device."""
         with self.lock:
             for check in entry.pending:
                 self._decide(check, entry, check.failure())
@@ -227,7 +224,7 @@ class PendingChecks(Locked):
             self._read_ready(None)
 
     def _read_ready(self, newest: PendingCheck | None) -> None:
-        """Read the numbers that are there, oldest first, and decide where nothing changes it later.
+        """Read numbers that are ready, oldest first, and decide what no later norm can change.
 
         newest: the check that is being added; operands of its product are not decided yet.
         """
@@ -243,8 +240,8 @@ class PendingChecks(Locked):
             self._finish_closed()
 
     def _shrink(self, newest: PendingCheck) -> None:
-        """Close the oldest checks until the open ones have `_limit` bytes; then decide about closed
-        ones, which waits for the device, until all originals have the bytes that may wait."""
+        """Close the oldest checks until open ones have at most `_limit` bytes; then decide closed
+        ones, waiting for the device, until all undecided originals fit into the room."""
         while self._open_nbytes > self._limit and self._open[0].may_end(newest):
             self._close(self._open.popleft())
         room = max(self._limit, self.last.room_beside(self._step))
@@ -252,7 +249,7 @@ class PendingChecks(Locked):
             self._finish_closed()
 
     def _close(self, check: PendingCheck) -> None:
-        """Decide at once where that takes no wait; else by the same numbers later."""
+        """Decide a check if it is ready, else close it: later norms do not change it."""
         self._open_nbytes -= check.nbytes
         if check.entry() is None or check.is_ready():
             self._finish(check)
@@ -267,14 +264,13 @@ class PendingChecks(Locked):
         self._finish(check)
 
     def _finish(self, check: PendingCheck) -> None:
-        """Decide about an entry that is still there; waits for the numbers of its check."""
+        """Decide about an entry if it is alive; waits for the numbers of its check."""
         entry = check.entry()
         if entry is not None:
             self._decide(check, entry, check.failure())
 
     def _settle(self, check: PendingCheck, entry: Entry) -> bool:
-        """Decide, and return True, unless codes are good enough now and would not be if a norm that
-        comes centred their features."""
+        """Decide and return True, unless codes pass now but would fail before a norm."""
         failure = check.failure()
         if not failure and check.may_be_centred and not check.features:
             return False
@@ -282,7 +278,7 @@ class PendingChecks(Locked):
         return True
 
     def _decide(self, check: PendingCheck, entry: Entry, failure: str) -> None:
-        """Codes that fail give way to the original; it goes with the last check that passes."""
+        """Drop codes that fail, or the original after the last check has passed."""
         check.entry = _no_entry
         has_others = len(entry.pending) > 1
         entry.pending = tuple([c for c in entry.pending if c is not check]) if has_others else ()
@@ -294,4 +290,4 @@ class PendingChecks(Locked):
 
 
 def _no_entry() -> None:
-    """Stand in for the reference to an entry that was decided."""
+    """Replace the reference to a decided entry."""

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Policies: which codec an activation is kept in, by what the backward pass needs of it; and the
-operators of that codec."""
+"""Policies: the codec for an activation, by what the backward pass needs; its operators."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ from ..families.gist_guard.operators import GistGuardedMsfp15Encoder
 from ..families.gist_guard.sample import Grouping
 from .error_check import LINEAR, NORMALISED, PRODUCT, SMOOTH, TILES
 
-BY_RANGE = (PRODUCT, SMOOTH)  # needs of numbers that 16 bits are enough for
-VALUES = ("value", LINEAR, NORMALISED, *BY_RANGE)  # needs of numbers
+BY_RANGE = (PRODUCT, SMOOTH)  # needs for which 16 bits suffice
+VALUES = ("value", LINEAR, NORMALISED, *BY_RANGE)  # needs that are more than sign or index
 NEEDS = ("sign", "mask", "index", *VALUES)
-# name, dtype's name, shape, need -> a codec's name, or None: the array is kept as it is.
+# (name, dtype's name, shape, need) -> a codec's name, or None: not compressed.
 Policy = Callable[..., str | None]
 T = TypeVar("T")
 
-# A tile with an infinity or NaN comes back as NaN, so that loss scaling sees the overflow.
+# A tile with an infinity or NaN decodes to NaN, so that loss scaling notices the overflow.
 OPTIONS: Mapping[str, Mapping[str, object]] = {
     "msfp15": {"keep_nonfinite": True},
     "msfp15_signed": {"keep_nonfinite": True},
@@ -37,7 +36,7 @@ EXACT = {"sign": "pack1", "mask": "pack1", "index": "index4"}
 def by_need(
     of_values: str, _name: str, dtype: str, _shape: tuple[int, ...], need: str
 ) -> str | None:
-    """The codec that keeps all that is needed in the fewest bits; `of_values` keeps numbers."""
+    """Return the codec with the fewest bits that serves a need; of_values: for numbers."""
     if need in BY_RANGE and of_values != LOSSLESS:
         return HALF if dtype in WIDER_THAN_16_BITS else None
     codec = EXACT["mask"] if dtype == "bool" else EXACT.get(need, of_values)
@@ -53,7 +52,7 @@ POLICIES: Mapping[str, Policy] = {
 
 
 def get_policy(owner: str, policy: object, named: Mapping[str, T]) -> T | Policy:
-    """A policy by name, or the caller's function."""
+    """Return a policy by name, or the caller's function."""
     if isinstance(policy, str) and policy in named:
         return named[policy]
     if not callable(policy):
@@ -63,10 +62,10 @@ def get_policy(owner: str, policy: object, named: Mapping[str, T]) -> T | Policy
 
 
 def takes_consumer(policy: Policy) -> bool:
-    """Return True if a function has a parameter `consumer`, beside the four positional ones."""
+    """Return True if a policy has a parameter `consumer`."""
     try:
         parameters = inspect.signature(policy).parameters
-    except (TypeError, ValueError) as error:  # of C, without a signature
+    except (TypeError, ValueError) as error:  # a C function without a signature
         pass_on(error)
         return False
     return "consumer" in parameters
@@ -81,7 +80,7 @@ def choose_codec(
     need: str,
     consumer: str = "",
 ) -> str | None:
-    """Return the codec that a policy names; raise where that loses what is needed."""
+    """Return the codec that a policy chooses; refuse one that loses what is needed."""
     if need not in NEEDS:
         refuse(owner, "need", f"one of {', '.join(map(repr, NEEDS))}", shown(need))
     more = {"consumer": consumer} if takes_consumer(policy) else {}
@@ -92,7 +91,7 @@ def choose_codec(
 
 
 def _refuse_unfit(owner: str, name: str, dtype: str, need: str, codec: object) -> None:
-    """Raise ArgumentError for what is no codec's name, or for one that loses what is needed."""
+    """Raise ArgumentError for an unknown codec, or one that loses what is needed."""
     if not isinstance(codec, str) or codec not in CODECS:
         raise ArgumentError(
             f"{owner}: policy: expected the name of a codec ({', '.join(CODECS)}) or None "
@@ -116,9 +115,9 @@ def _refuse_unfit(owner: str, name: str, dtype: str, need: str, codec: object) -
 def coders(
     codec: str, dtype: Dtype | str, shape: tuple[int, ...], measure: str, grouping: Grouping | None
 ) -> tuple[Any, Decoder]:
-    """Make encoder and decoder for arrays of a dtype and shape, with the options of activations.
+    """Return encoder and decoder for arrays of a dtype and shape, with the options of activations.
 
-    The encoder for TILES gives what it measured beside the codes.
+    With TILES the encoder also returns measured numbers.
     """
     row, options = get_codec(codec), OPTIONS.get(codec, {})
     if measure == TILES:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Activations of NumPy-style loops, kept as codes from the forward pass to the backward pass.
+"""Activations of NumPy-style loops, stored as codes from the forward pass to the backward pass.
 
     caller's stream   layer 1 | layer 2 | layer 3 | ...     gradient of 3 | of 2 | of 1
-    beside it                 | put 1   | put 2   | ...  get 3   | get 2  | get 1
+    side stream               | put 1   | put 2   | ...  get 3   | get 2  | get 1
 
-An array is encoded while the next layer runs, and let go at the next `put`, when its stream was
-told to wait for that. The one that was put before it is decoded while the gradients of a layer are
-computed.
+An array is encoded while the next layer runs, and released at the next `put`, after its stream was
+made to wait for the encoder. While a layer's gradients are computed, the array of the layer before
+is decoded.
 """
 
 from __future__ import annotations
@@ -57,29 +57,29 @@ class StashEntry(Entry):
     device: int
     streams: Streams
     place: tuple[object, ...]
-    row: dict[str, Any]  # of the report
+    row: dict[str, Any]  # in the report
     statistics: HeldBytes
-    entries: dict[str, StashEntry]  # of the stash, by name, with this one
+    entries: dict[str, StashEntry]  # the stash's, by name
     original: Any
-    is_tensor: bool  # of PyTorch, and comes back as one
+    is_tensor: bool  # PyTorch's, as the decoded array is
     checked: tuple[Any, Any] | None  # in checking mode: the array, and a copy
     code: Any = None
     decoder: Decoder | None = None
-    target: Array | None = None  # what it is decoded into, perhaps not yet
-    decoded: Array | None = None  # the same, behind `mark`
+    target: Array | None = None  # memory to decode into, set first
+    decoded: Array | None = None  # the same memory, valid after `mark`
     mark: Mark = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held in the end."""
+        """Bytes stored: of codes, or of the array."""
         return self.spec.nbytes if self.code is None else self.code.nbytes
 
     def copy_codes(self, nbytes: int) -> Any:
-        """Copy into memory of the stream beside."""
-        return self.streams.beside(self.code[:nbytes].copy)
+        """Copy into memory of the side stream."""
+        return self.streams.on_side(self.code[:nbytes].copy)
 
     def reject(self, check: PendingCheck, failure: str) -> None:
-        """Keep the array; where indices would be lost, refuse it."""
+        """Store the array instead of codes; raise if it has indices out of range."""
         self.statistics.add(-self.nbytes)
         self.code = self.decoder = None
         if failure == INDEX and check.check.need == "index":
@@ -90,11 +90,11 @@ class StashEntry(Entry):
 
 
 class ExitMethod:
-    """A method `__exit__` that may not be reached: an exception may stop it before its first line.
+    """A descriptor for `__exit__`, which an interrupt may stop before its first line.
 
-    A `with` statement gets a new function from here, and holds it until it is left: the object is
-    entered as long as that lives. What calls the method of the class, as ExitStack does, is
-    believed to have left when that was called.
+    Each `with` statement gets a new function, which lives until the statement is left: by a weak
+    reference to it the object knows whether it is inside. ExitStack, which calls the class's
+    method, counts as inside until that call.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -110,7 +110,7 @@ class ExitMethod:
 
 
 class ActivationStash:
-    """Keeps arrays of a forward pass as codes until the backward pass takes them.
+    """Stores arrays of a forward pass as codes until the backward pass gets them.
 
         with cto.ActivationStash("default") as stash:
             stash.put("hidden", hidden)
@@ -118,15 +118,15 @@ class ActivationStash:
             hidden = stash.get("hidden")
 
     policy: `lossless`; `default`, which is lossless where it can be and MSFP15 elsewhere; `small`,
-    with FP10 of what is not zero; or a function of name, dtype's name, shape and need that gives a
-    codec's name, or None for an array that is kept as it is.
+    with FP10 of what is not zero; or a function of name, dtype's name, shape and need that returns
+    a codec's name, or None for an array that is not compressed.
 
-    NumPy arrays are encoded and decoded at once. CuPy arrays are on a stream beside the current
-    one, and nothing is copied to the host but the lengths of sparse codes and what guards measured.
-    Give up your own reference after `put`, and never write to the array. An object may be entered
-    again, for each step; it belongs to one thread.
+    NumPy arrays are encoded and decoded at once, CuPy arrays on a side stream; only lengths of
+    sparse codes and measured errors are copied to the host. Drop your own reference after `put`,
+    and never write to the array. An object may be entered again, for each step; it belongs to one
+    thread.
 
-    check: hold every array and a copy of it, and refuse at `get` one that was changed after `put`.
+    check: keep every array and a copy of it, and refuse at `get` one that was changed after `put`.
     keep_buffers: keep the memory of codes for the next step, which may then be captured in a graph;
     `get` needs `out` there. Codecs whose sizes depend on the data cannot be captured.
     """
@@ -140,26 +140,29 @@ class ActivationStash:
         self._streams: dict[int, Streams] = {}  # by device
         self._buffers: dict[tuple[object, ...], Array] = {}
         self._pending = PendingChecks()
-        self.statement: Callable[[], object] | None = None  # that comes next
-        self._entered: Callable[[], object] | None = None  # of the one that was entered last
-        self._is_open, self._is_over = False, True
+        self.statement: Callable[[], object] | None = None  # of the next `with`
+        self._entered: Callable[[], object] | None = None  # of the last `with`
+        self._is_open = False  # between __enter__ and __exit__
+        self._is_over = True  # `_end` has run without an exception
         self._begin()
 
     def _begin(self) -> None:
         self._entries: dict[str, StashEntry] = {}
         self._taken: set[str] = set()
-        # Originals with the streams that own them, and marks after their encoding.
+        # Originals, their streams, and marks after their encoding.
         self._leaving: deque[tuple[Array, Streams, object, Mark]] = deque()
         self._lengths = PendingLengths()
         self._statistics, self._rows = HeldBytes(), dict[str, dict[str, Any]]()
 
     def __enter__(self) -> ActivationStash:
         statement, self.statement = self.statement, None
-        if statement is not None and statement() is None:  # of a subclass's own `__exit__`
+        if (
+            statement is not None and statement() is None
+        ):  # freed: a subclass has its own `__exit__`
             statement = None
         if self._is_inside():
             raise ArgumentError(f"{NAME}: expected one `with` at a time, got another inside of it")
-        if not self._is_over:  # the end of the one before was stopped
+        if not self._is_over:  # an exception stopped the previous end
             self._end()
             self._pending = self._pending.successor()
         self._begin()
@@ -168,18 +171,19 @@ class ActivationStash:
 
     @ExitMethod
     def __exit__(self, *error: object) -> None:
-        """Let go of all that is held."""
+        """Release all arrays."""
         self._is_open = False
         self._end()
-        self._is_over = error[0] is None  # else it may have been stopped anywhere
+        self._is_over = error[0] is None  # else `_end` may have to run again
 
     def _is_inside(self) -> bool:
+        """Return True inside of `with`; its function is freed even if `__exit__` was stopped."""
         return self._is_open and (self._entered is None or self._entered() is not None)
 
     def _end(self) -> None:
-        """Let go of all memory, each on a stream that waits for what is done with it."""
-        self._let_go(keep=0)
-        for entry in self._entries.values():  # what was decoded and not taken
+        """Release all memory, after its streams wait for work that uses it."""
+        self._release(keep=0)
+        for entry in self._entries.values():  # decoded ahead, but not got
             if entry.target is not None:
                 mark = entry.mark or entry.streams.mark()
                 entry.streams.join(entry.streams.current(), mark)
@@ -187,12 +191,12 @@ class ActivationStash:
         self._pending.end_step()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy has the same policy, and begins anew."""
+        """Copy the policy only."""
         make = partial(ActivationStash, check=self._check, keep_buffers=self._keep_buffers)
         return make, (self._policy_argument,)
 
     def put(self, name: str, array: object, need: str = "value") -> None:
-        """Keep an array until `get`.
+        """Store an array until `get`.
 
         need: what the backward pass needs of it: `value`; its `sign` (x > 0; the array comes back
         as ones and zeros); a `mask` (the same of bools); an `index` from 0 to 15, as max-pool's
@@ -213,7 +217,7 @@ class ActivationStash:
             refuse(NAME, "array", "an array", "None")
         entry = self._entry(name, x, need, is_tensor(array))
         codec, backend = entry.row["codec"], BACKENDS[type(x)]
-        # The host waits for lengths; what was queued since keeps the GPU busy meanwhile.
+        # The host waits for lengths, while earlier work keeps the GPU busy.
         self._lengths.trim_all()
         self._pending.read_ready()
         check = codec and self._encode(entry, x, backend, get_codec(codec))
@@ -225,7 +229,7 @@ class ActivationStash:
             self._pending.add(check, entry, entry.nbytes)
 
     def _entry(self, name: str, x: Any, need: str, is_tensor: bool) -> StashEntry:
-        """A new one, with the codec that the policy chooses."""
+        """Make an entry, with the codec that the policy chooses."""
         _, dtype, shape, aligned, _, device = BACKENDS[type(x)].info(x)
         codec = choose_codec(NAME, self._policy, name, dtype_name(dtype), shape, need)
         spec = Spec(shape, dtype, aligned)
@@ -244,9 +248,9 @@ class ActivationStash:
         )
 
     def get(self, name: str, out: object = None) -> Any:
-        """The array, decoded; each is given back once.
+        """Return the decoded array, once.
 
-        out: an array of its shape and dtype to write into, where it was encoded. Raises
+        out: an array of its shape and dtype to write into, if it was encoded. Raises
         ArgumentError, and ProviderError under capture without `out`.
         """
         self._refuse_closed("get")
@@ -255,20 +259,20 @@ class ActivationStash:
             self._refuse_name(name)
         self._refuse_changed(entry)
         self._pending.finish(entry)
-        array = self._take(entry, out)
+        array = self._decoded_array(entry, out)
         if is_tensor(out):
             raise_versions([out])
         del self._entries[name]
         self._taken.add(name)
         self._statistics.add(-entry.nbytes)
-        self._let_go(keep=0)
+        self._release(keep=0)
         if out is None and entry.streams is not HOST:
             self._decode_ahead()
         return as_tensor(array) if entry.is_tensor and out is None else array
 
     def report(self) -> dict[str, Any]:
         """Bytes of the current `with`, or of the last: `names` has codec, need, before and after
-        of each array, `before` and `after` are their sums, `peak` is the most that was held."""
+        of each array, `before` and `after` are their sums, `peak` is their maximum at a time."""
         self._lengths.trim_all()
         self._pending.finish_all()
         rows = {name: dict(row) for name, row in self._rows.items()}
@@ -282,10 +286,7 @@ class ActivationStash:
     def _encode(
         self, entry: StashEntry, x: Any, backend: Backend, codec: Codec
     ) -> PendingCheck | None:
-        """Queue the encoding of x on the stream beside, and hold x until it is done.
-
-        Return the check of its codes; None where there is nothing to decide.
-        """
+        """Queue the encoding of x on the side stream; return the pending check, or None."""
         out = self._buffer(entry, backend, codec)
         is_captured = backend.capturing(entry.device)
         if is_captured and not self._pending.decisions.get(entry.place, True):
@@ -297,28 +298,28 @@ class ActivationStash:
         encoder, entry.decoder = coders(codec.name, *about)
         measures = check.measure == TILES
         streams.fork()
-        results = streams.beside(lambda: encoder(x, out=(out, None) if measures else out))
+        results = streams.on_side(lambda: encoder(x, out=(out, None) if measures else out))
         entry.code, numbers = results if measures else (results, None)
         if check.measure == RANGE:
             three = Spec((3,), FLOAT64)
-            numbers = streams.beside(
+            numbers = streams.on_side(
                 lambda: measure_range(x, backend.empty(three, entry.device), check.need)
             )
         if check.measure == INDEX:
-            numbers = streams.beside(lambda: ((x < 0) | (x > 15)).any().reshape(1))
+            numbers = streams.on_side(lambda: ((x < 0) | (x > 15)).any().reshape(1))
         if self._keep_buffers:
             self._buffers[entry.place] = entry.code
         if codec.leaves_room and entry.code.nbytes:
             self._await_length(entry)
         self._leaving.append((x, streams, streams.current(), streams.mark()))
-        self._let_go(keep=1)
+        self._release(keep=1)
         if is_captured or not check.measure:
             entry.original = None
             return None
         return PendingCheck(entry, check, entry.spec.nbytes, *streams.copy_to_host(numbers))
 
     def _await_length(self, entry: StashEntry) -> None:
-        """Shorten codes to their length: on the host at once, on a GPU when it is told."""
+        """Shorten codes to their length: on the host at once, on a GPU when it can be read."""
         length, event = entry.streams.copy_to_host(entry.code[:8].view(np.int64))
         if event is None:
             entry.code = entry.copy_codes(int(length[0]))
@@ -327,7 +328,7 @@ class ActivationStash:
             self._lengths.add(entry.streams, entry, tell, length, event)
 
     def _buffer(self, entry: StashEntry, backend: Backend, codec: Codec) -> Array | None:
-        """Memory of an earlier step for the codes; None where it is to be allocated."""
+        """Return memory of an earlier step for codes; None: allocate it."""
         buffer = self._buffers.get(entry.place)
         if not backend.capturing(entry.device):
             return None if codec.leaves_room else buffer
@@ -343,8 +344,8 @@ class ActivationStash:
             )
         return buffer
 
-    def _let_go(self, keep: int) -> None:
-        """Give up originals, the newest but `keep`, when their streams wait for their encoding."""
+    def _release(self, keep: int) -> None:
+        """Release all originals but the newest `keep`, after their streams wait for encoders."""
         while len(self._leaving) > keep:
             _, streams, stream, mark = self._leaving[0]
             streams.join(stream, mark)
@@ -352,8 +353,8 @@ class ActivationStash:
 
     # ---- decoding --------------------------------------------------------------------------------
 
-    def _take(self, entry: StashEntry, out: Any) -> Any:
-        """Return the array of an entry, decoded if it is codes, for the caller's stream."""
+    def _decoded_array(self, entry: StashEntry, out: Any) -> Any:
+        """Return the array of an entry, decoded if needed; the caller's stream waits for it."""
         if entry.decoder is None:
             if out is not None:
                 refuse(NAME, "out", f"None for {entry.name!r}, which is kept as it is", "an array")
@@ -367,22 +368,22 @@ class ActivationStash:
         streams.join(streams.current(), entry.mark)
         if out is None:
             return decoded
-        if decoded is not target:  # it was decoded ahead, where nobody had said `out`
+        if decoded is not target:  # it was decoded ahead, without `out`
             target[...] = decoded
         return out
 
     def _decode(self, entry: StashEntry, out: Any = None) -> None:
-        """Queue the decoding of an entry on the stream beside, into memory of the caller's."""
+        """Queue the decoding of an entry on the side stream, into `out` or new memory."""
         assert entry.decoder is not None
         decoder, code, streams = entry.decoder, entry.code, entry.streams
         entry.target = target = self._new(entry) if out is None else out
         streams.fork()
-        streams.beside(lambda: decoder(code, out=target))
+        streams.on_side(lambda: decoder(code, out=target))
         entry.mark = streams.mark()
         entry.decoded = target
 
     def _decode_ahead(self) -> None:
-        """Decode what was put last, which most loops take next."""
+        """Decode the newest entry, which most loops get next."""
         entry = next(reversed(self._entries.values()), None)
         if entry is None:
             return
@@ -392,7 +393,7 @@ class ActivationStash:
             self._statistics.add(entry.spec.nbytes)
 
     def _new(self, entry: StashEntry) -> Array:
-        """Memory to decode into, where the caller gives none."""
+        """Allocate memory to decode into."""
         backend = BACKENDS[type(entry.code)]
         if backend.capturing(entry.device):
             raise ProviderError(
@@ -401,7 +402,7 @@ class ActivationStash:
             )
         return backend.empty(entry.spec, entry.device)
 
-    # ---- what both need --------------------------------------------------------------------------
+    # ---- helpers of both -------------------------------------------------------------------------
 
     def _streams_of(self, x: Array, device: int) -> Streams:
         if device not in self._streams:
@@ -419,7 +420,7 @@ class ActivationStash:
         refuse(NAME, "name", f"one that was put ({there})", shown(name))
 
     def _refuse_changed(self, entry: StashEntry) -> None:
-        """In checking mode: compare every bit with the copy that `put` made."""
+        """In checking mode, compare every bit with the copy of `put`."""
         if entry.checked is None:
             return
         now, then = (a.reshape(-1).view(np.uint8) for a in entry.checked)
@@ -431,7 +432,7 @@ class ActivationStash:
 
 
 def _check_of(codec: str, need: str, x: Spec) -> ErrorCheck:
-    """Choose what is measured of codes for a need."""
+    """Return the error check for a codec and a need."""
     measure, row = MEASURES.get(codec, ""), x.shape[-1] if x.shape else 1
     needs = {TILES: (LINEAR, NORMALISED), RANGE: BY_RANGE}.get(measure, (need,))
     if not x.size or need not in needs:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""The way of a call: arguments are bound, checked and planned for, and what is planned runs."""
+"""Calls of operators: arguments are bound and checked, a plan is made, and runs."""

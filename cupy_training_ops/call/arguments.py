@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The arguments of a call: their names, what is put in order, which arrays are taken."""
+"""The arguments of a call: put in declared order, and adopted as arrays or frozen values."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse
 from . import checks, interop
 from .backends import BACKENDS, are_known, cuda_backend
 from .checks import convert_value, is_number
-from .interop import Lent
+from .interop import ForeignArrays
 from .prepared import Arguments
 
 
-def adopt_input(op: str, item: Input, value: Any, lent: Lent) -> object:
-    """One input in a form that keys read: with a backend, or frozen."""
+def adopt_input(op: str, item: Input, value: Any, foreign: ForeignArrays) -> object:
+    """Adopt or freeze one input, so that it has a key."""
     if value is None:
         return None
     if item.variadic and not isinstance(value, list | tuple):
@@ -37,50 +37,54 @@ def adopt_input(op: str, item: Input, value: Any, lent: Lent) -> object:
         checks.within(op, item.name, limits.of_list(len(value)))
     if item.memory == "host" or (item.memory == "either" and is_number(value)):
         return (
-            tuple([_frozen(op, item, v, lent) for v in value])
+            tuple([_frozen(op, item, v, foreign) for v in value])
             if item.variadic
-            else _frozen(op, item, value, lent)
+            else _frozen(op, item, value, foreign)
         )
     if item.variadic:
-        if lent.is_native or are_known(value):
+        if foreign.is_native or are_known(value):
             return tuple(value)
         names = [f"{item.name}[{i}]" for i in range(len(value))]
-        return tuple([_borrow(op, n, v, lent) for n, v in zip(names, value, strict=True)])
+        return tuple(
+            [_adopt_and_note(op, n, v, foreign) for n, v in zip(names, value, strict=True)]
+        )
     number = "a number or " if item.memory == "either" else ""
-    return value if lent.is_native else _borrow(op, item.name, value, lent, number)
+    return value if foreign.is_native else _adopt_and_note(op, item.name, value, foreign, number)
 
 
-def adopt_out(op: str, value: object, lent: Lent) -> object:
-    """One of the caller's outputs in a form that keys read."""
+def adopt_out(op: str, value: object, foreign: ForeignArrays) -> object:
+    """Adopt one item of `out`, so that it has a key."""
     if isinstance(value, tuple):  # the arrays of a list, as b and c in out=(a, (b, c))
-        return tuple([adopt_out(op, item, lent) for item in checks.entries(op, "out", value)])
-    if isinstance(value, np.generic):  # it would be a copy that is written
+        return tuple([adopt_out(op, item, foreign) for item in checks.entries(op, "out", value)])
+    if isinstance(value, np.generic):  # only its copy would be written
         refuse(op, "out", "an array", f"a scalar ({type(value).__name__})")
-    return value if lent.is_native else _borrow(op, "out", value, lent)
+    return value if foreign.is_native else _adopt_and_note(op, "out", value, foreign)
 
 
-def _borrow(op: str, name: str, value: object, lent: Lent, or_else: str = "") -> object:
-    """Adopt an array; `or_else` names what else may be given."""
+def _adopt_and_note(
+    op: str, name: str, value: object, foreign: ForeignArrays, or_else: str = ""
+) -> object:
+    """Adopt an array, and note its owner in `foreign`; or_else: as of `adopt`."""
     array = adopt(op, name, value, or_else)
-    if array is not value and not lent.detaches:
+    if array is not value and not foreign.detaches:
         interop.refuse_gradients(op, [name], [value])
-    return lent.note(value, array)
+    return foreign.note(value, array)
 
 
-def _frozen(op: str, item: Input, value: Any, lent: Lent) -> object:
+def _frozen(op: str, item: Input, value: Any, foreign: ForeignArrays) -> object:
     is_on_host = interop.is_tensor(value) and value.device.type == "cpu"
     if is_on_host or isinstance(value, np.ma.MaskedArray):
-        if not lent.detaches:
+        if not foreign.detaches:
             interop.refuse_gradients(op, [item.name], [value])
-        value = adopt(op, item.name, value)  # which refuses one with a mask
+        value = adopt(op, item.name, value)  # refuses a mask
     checks.host(op, item.name, value)
     return convert_value(op, item, value)
 
 
 def adopt(op: str, argument: str, value: Any, or_else: str = "") -> Any:
-    """A NumPy or CuPy array over the same memory; a foreign array is never copied.
+    """Return a NumPy or CuPy array over the same memory, never a copy.
 
-    or_else: what else may be given, in words.
+    or_else: for messages, what the argument may also be: "a number or ".
     """
     if value is None or type(value) in BACKENDS:
         return value
@@ -108,40 +112,37 @@ def adopt(op: str, argument: str, value: Any, or_else: str = "") -> Any:
 
 
 def _cause(error: Exception) -> str:
-    """Text of another library's error, behind the name of its type unless that is clear."""
+    """Return the text of another library's error, with its type."""
     plain = isinstance(error, BufferError) and str(error)
     return cut(plain or f"{type(error).__name__}: {error}")
 
 
 def _kind(value: object) -> str:
-    """Name a value that is no array."""
+    """Describe a value that is no array, for messages."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
-CALL = ("out", "outputs", "workspace")  # what every call takes beside its inputs
+CALL = ("out", "outputs", "workspace")  # keywords of every call
 _EMPTY = inspect.Parameter.empty
 
 
 def in_order(declared: Declaration, inputs: Arguments, named: Mapping[str, object]) -> Arguments:
-    """All inputs in the declared order, up to the last that is given."""
+    """Return all inputs in the declared order, up to the last that was passed."""
     if declared.other_inputs:
         named = by_declared_names(declared.name, declared.other_inputs, named)
     pick = _picker(declared, len(inputs), *named)
     return pick((*inputs, *named.values(), None))
 
 
-@functools.lru_cache(maxsize=1024)  # most calls by names are made again
+@functools.lru_cache(maxsize=1024)
 def _picker(declared: Declaration, n: int, *names: str) -> Callable[[Arguments], Arguments]:
-    """Make a function that takes the inputs out of (*n_positions, *values_by_name, None)."""
+    """Return a function that picks the inputs from (*positional, *named, None)."""
     places = _places(declared, n, names)
     return itemgetter(*places) if len(places) > 1 else lambda row: (row[places[0]],)
 
 
 def _places(declared: Declaration, n: int, names: tuple[str, ...]) -> tuple[int, ...]:
-    """The index of each declared input in the row (*positional, *named, None).
-
-    An input that is left out has index -1, that of the None.
-    """
+    """Return the index of each declared input in (*positional, *named, None); -1: left out."""
     known = [item.name for item in declared.inputs]
     if n > len(known):
         checks.count(declared.name, declared.inputs, n)
@@ -159,7 +160,7 @@ def _places(declared: Declaration, n: int, names: tuple[str, ...]) -> tuple[int,
 
 
 class Signatures:
-    """The `__signature__` of an operator: of the class its attributes, of an instance the call."""
+    """The `__signature__` of an operator class, its attributes, and of instances, its inputs."""
 
     def __get__(self, instance: object, cls: Any) -> inspect.Signature:
         declared = cls.declaration
@@ -169,13 +170,13 @@ class Signatures:
 
 
 def function_signature(declared: Declaration) -> inspect.Signature:
-    """Signature of an operator as a function: inputs, attributes, arguments of every call."""
+    """Return the signature of an operator's function: inputs, attributes, CALL."""
     own = [*_inputs(declared), *_attributes(declared)]
     return inspect.Signature([*own, *_call(), *_more(declared)])
 
 
 def _inputs(declared: Declaration) -> list[inspect.Parameter]:
-    """Python has no default before a parameter without one: such an input is given as None."""
+    """Return parameters; an optional input before a required one has no default in Python."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     n = n_required(declared.inputs)
     return [
@@ -193,7 +194,7 @@ def _attributes(declared: Declaration) -> list[inspect.Parameter]:
 
 
 def _more(declared: Declaration) -> list[inspect.Parameter]:
-    """Keywords that are not declared, where an operator takes them."""
+    """Return **keywords, if the operator takes undeclared ones."""
     kind = inspect.Parameter.VAR_KEYWORD
     return [inspect.Parameter("keywords", kind)] if declared.takes_keywords else []
 
@@ -207,7 +208,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def declared_name(op: str, known: Others, name: str) -> str:
-    """The declared name; DeprecationWarning, at the caller's line, for one of a release before."""
+    """Return the declared name; DeprecationWarning, at the caller's line, for a former one."""
     other = known.get(name)
     if other is None:
         return name
@@ -217,10 +218,10 @@ def declared_name(op: str, known: Others, name: str) -> str:
     return other.name
 
 
-def by_declared_names(op: str, known: Others, given: Mapping[str, object]) -> dict[str, object]:
-    """Arguments by their declared names, each given once."""
+def by_declared_names(op: str, known: Others, named: Mapping[str, object]) -> dict[str, object]:
+    """Rename arguments to their declared names; refuse one that is passed twice."""
     by_name: dict[str, object] = {}
-    for name, value in given.items():
+    for name, value in named.items():
         declared = declared_name(op, known, name)
         if declared in by_name:
             refuse(op, declared, "one value", f"one by another name, {name}")
@@ -229,7 +230,7 @@ def by_declared_names(op: str, known: Others, given: Mapping[str, object]) -> di
 
 
 def _depth() -> int:
-    """Frames from `declared_name` up to the first that is not the package's."""
+    """Count frames from `declared_name` to the first outside of the package."""
     depth, frame = 0, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         depth, frame = depth + 1, frame.f_back

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which arrays have which backend: NumPy's run on the CPU provider, CuPy's on kernels."""
+"""Backends by class of array: NumPy's run on the CPU provider, CuPy's on kernels."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ from ..plan import Device
 
 
 def strides(array: HostArray) -> Shape | None:
-    """Strides of NumPy's array in bytes; None where it is C-contiguous."""
+    """Return strides in bytes, or None for a C-contiguous array."""
     return None if array.flags.c_contiguous else array.strides
 
 
 class OneStream:
-    """Streams of a backend that has one, on a device that is always current."""
+    """The stream methods of a backend with one device and one stream."""
 
     def is_current(self, device: int) -> bool:
-        """There is one device."""
+        """Return True: there is one device."""
         return True
 
     def on(self, device: int) -> contextlib.AbstractContextManager[None]:
-        """There is nothing to switch."""
+        """Return an empty context."""
         return contextlib.nullcontext()
 
     def stream(self, device: int) -> int:
-        """There is one stream."""
+        """Return 0, the only stream."""
         return 0
 
     def stream_address(self, device: int) -> int:
-        """The default stream's."""
+        """Return 0, the default stream's address."""
         return 0
 
     def stream_of(self, device: int) -> Callable[[], int]:
-        """Return a function that gives that address."""
+        """Return a function that returns `stream_address`."""
         return lambda: 0
 
     def is_alone(self, device: int) -> bool:
-        """There is one device."""
+        """Return True: there is one device."""
         return True
 
     def capturing(self, device: int) -> bool:
-        """There are no graphs."""
+        """Return False: there are no graphs."""
         return False
 
     def keeps_memory(self) -> bool:
-        """Nothing is captured."""
+        """Return True, as nothing is captured."""
         return True
 
     def record(self) -> object:
-        """Nothing is queued."""
+        """Return None, as nothing is queued."""
         return None
 
     def wait(self, mark: Any) -> None:
-        """The host waits for what a GPU is still to do."""
+        """Let the host wait for an event of a GPU."""
         if mark is not None:
             mark.synchronize()
 
@@ -80,67 +80,67 @@ class NumpyBackend(OneStream):
     driver: Driver | None = None
 
     def info(self, array: HostArray) -> Info:
-        """The fields of ArrayInfo; alignment does not matter to NumPy."""
+        """Return the fields of ArrayInfo; alignment does not matter to NumPy."""
         return (self, array.dtype, array.shape, True, strides(array), -1)
 
     def infos(self, arrays: Sequence[HostArray | None]) -> list[Info | None]:
-        """The `info` of each array of a list; None for None."""
+        """Return the `info` of each array, None for None."""
         return [None if array is None else self.info(array) for array in arrays]
 
     def pointers(self, arrays: Sequence[HostArray | None]) -> list[int]:
-        """The addresses of the first elements; 0 for None."""
+        """Return the addresses of arrays, 0 for None."""
         return [0 if array is None else array.ctypes.data for array in arrays]
 
     def states(self, arrays: Sequence[HostArray | None]) -> list[object]:
-        """Return what may change of arrays of NumPy's: everything."""
+        """Return what may change of NumPy's arrays: everything."""
         return [
             None if array is None else (array.ctypes.data, array.shape, array.strides, array.dtype)
             for array in arrays
         ]
 
     def offset(self, array: HostArray, nbytes: int) -> HostArray:
-        """The bytes from there on."""
+        """Return the bytes of a buffer from there on."""
         return array[nbytes:]
 
     def views(self, array: HostArray, pieces: Sequence[Piece]) -> tuple[HostArray, ...]:
-        """Views of a contiguous array under new shapes, each so many bytes from its start."""
+        """Return views of a contiguous array; pieces: (offset in bytes, shape)."""
         flat, size = array.reshape(-1), array.itemsize
         return tuple([flat[n // size :][: math.prod(s)].reshape(s) for n, s in pieces])
 
     def maker(self, spec: Spec, device: int) -> Callable[[], HostArray]:
-        """Return a function that makes an uninitialised array."""
+        """Return a function that allocates an array."""
         return partial(self.empty, spec, device)
 
     def permute(self, array: HostArray, axes: Sequence[int]) -> HostArray:
-        """A view of the array's memory with its dimensions in another order."""
+        """Return a view with permuted dimensions."""
         return array.transpose(axes)
 
     def of_host(self, array: HostArray) -> HostArray:
-        """A result on the host, in kind."""
+        """Return a host result as this backend's array."""
         return array
 
     def empty(self, spec: Spec, device: int) -> HostArray:
-        """An uninitialised array."""
+        """Allocate an array."""
         return np.empty(spec.shape, spec.dtype)
 
     def zeros(self, nbytes: int, device: int) -> HostArray:
-        """Bytes of zeros."""
+        """Allocate zeroed bytes."""
         return np.zeros(nbytes, np.uint8)
 
     def fill(self, array: HostArray, nbytes: int, byte: int) -> None:
-        """At once."""
+        """Fill bytes synchronously."""
         array[:nbytes] = byte
 
     def clear_at(self, address: int, nbytes: int, stream: int) -> None:
-        """At once."""
+        """Clear bytes synchronously."""
         ctypes.memset(address, 0, nbytes)
 
     def to_host(self, array: HostArray) -> HostArray:
-        """The array itself."""
+        """Return the array itself."""
         return array
 
     def from_host(self, array: HostArray) -> HostArray:
-        """The array itself."""
+        """Return the array itself."""
         return array
 
     def overwrite(self, array: HostArray, source: HostArray) -> None:
@@ -148,19 +148,19 @@ class NumpyBackend(OneStream):
         np.copyto(array, source, casting="no")
 
     def device(self, index: int) -> Device:
-        """There is none to plan for."""
+        """Raise ProviderError: there is no device to plan for."""
         raise ProviderError("NumPy arrays have no device to plan for")
 
     def current_device(self) -> int:
-        """The host."""
+        """Return -1, the host."""
         return -1
 
     def work(self, name: str) -> Callable[..., None]:
-        """Nothing is queued on the host."""
+        """Raise ProviderError: there is no queued work."""
         raise ProviderError(f"{name} does not run on NumPy arrays")
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
-        """Kernels do not run on NumPy arrays."""
+        """Raise ProviderError: there are no kernels."""
         raise ProviderError(f"{source.name}.cu does not run on NumPy arrays")
 
 
@@ -169,7 +169,7 @@ BACKENDS: dict[type, Backend] = {np.ndarray: CPU}
 
 
 class ForeignError(KeyError):
-    """An array has no backend: `adopt` has to take it first. Nobody else raises it."""
+    """Raised for an array without a backend, which has to be adopted first."""
 
 
 class _Tensors(dict[type, Backend]):
@@ -177,17 +177,17 @@ class _Tensors(dict[type, Backend]):
         raise ForeignError(kind)
 
 
-TENSORS = _Tensors()  # of PyTorch's; those that are on no GPU have to be adopted
+TENSORS = _Tensors()  # PyTorch's; CPU tensors have to be adopted
 
 
 def info(array: Array) -> Info:
-    """The fields of ArrayInfo; KeyError for an array that `adopt` has to take first."""
+    """Return the fields of ArrayInfo; KeyError for an array that has to be adopted."""
     kind = type(array)
     return (BACKENDS.get(kind) or TENSORS[kind]).info(array)
 
 
 def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
-    """The `info` of each array of a list; None for None."""
+    """Return the `info` of each array, None for None."""
     kinds = set(map(type, arrays))
     kinds.discard(type(None))
     if len(kinds) == 1:
@@ -197,17 +197,17 @@ def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
 
 
 def is_array(value: object) -> bool:
-    """Return True if a value is of a class that some backend takes."""
+    """Return True if a value's class has a backend."""
     return type(value) in BACKENDS or type(value) in TENSORS
 
 
 def are_known(arrays: Sequence[object]) -> bool:
-    """Return True if all of a list have a backend, or are None."""
+    """Return True if all values have a backend that is no tensor's, or are None."""
     return BACKENDS.keys() >= set(map(type, arrays)) - {type(None)}
 
 
 def to_host(array: Array) -> HostArray:
-    """An array that has a backend as NumPy's, copied from the GPU where it is there."""
+    """Return an array as NumPy's, copied if it is on a GPU."""
     return info(array)[0].to_host(array)
 
 
@@ -223,7 +223,7 @@ def numpy_runs_on(backend: Backend) -> Iterator[None]:
 
 
 def tensor_backend() -> Backend:
-    """The backend of PyTorch's tensors on a GPU; imports CuPy, and registers their classes."""
+    """Return the backend of PyTorch's tensors on a GPU; registers it at first, importing CuPy."""
     if not TENSORS:
         cuda_backend()
         from ..device.tensors import PLAIN, TensorBackend
@@ -233,9 +233,9 @@ def tensor_backend() -> Backend:
 
 
 def cuda_backend() -> Backend:
-    """The CUDA backend; imports CuPy, and registers its arrays."""
+    """Return the CUDA backend; registers it at first, importing CuPy."""
     with importing("CuPy"):
         import cupy
 
         from ..device.cuda import BACKEND
-    return BACKENDS.setdefault(cupy.ndarray, BACKEND)  # a test may have put another there
+    return BACKENDS.setdefault(cupy.ndarray, BACKEND)  # tests may have registered another

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Bound calls: checked once, then only launched; inputs may stay open, values may change.
 
-Tensors on a GPU are known again by what can be read of all of them at once, and by addresses:
-a call over hundreds of new ones costs little beside its launches.
+Tensors on a GPU are compared with those of an earlier call all at once, by PyTorch's guards and by
+addresses, so that a call over hundreds of new ones costs little beside its launches.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..errors import pass_on, refuse
 from . import checks
 from .arguments import adopt_input, adopt_out, by_declared_names
 from .checks import is_number
-from .interop import NONE_LENT, Lent, is_tensor, refuse_gradients
+from .interop import NO_FOREIGN, ForeignArrays, is_tensor, refuse_gradients
 from .keys import Reader, reader
 from .operator import Operator
-from .overlap import Beside
+from .overlap import RepeatedOverlap
 from .prepared import Arguments, Arrays, group
 from .run import NO_VALUES, Call, Placed
 
@@ -37,13 +37,13 @@ Addresses = list[int]
 def bind(
     op: Operator, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
 ) -> BoundCall | OpenCall:
-    """The call with these arguments; `...` stands for an input that stays open."""
+    """Bind a call to these arguments; `...` stands for an input that stays open."""
     names = [item.name for item, value in zip(op.inputs, inputs, strict=False) if value is ...]
     if names:
         return OpenCall(op, inputs, out, outputs, workspace)
-    lent = op.lend(inputs, out)
-    with lent.stream():
-        return _bind(op, inputs, out, outputs, workspace, lent)
+    foreign = op.foreign_arrays(inputs, out)
+    with foreign.stream():
+        return _bind(op, inputs, out, outputs, workspace, foreign)
 
 
 def _bind(
@@ -52,28 +52,28 @@ def _bind(
     out: Arguments,
     outputs: Outputs,
     workspace: object,
-    lent: Lent,
+    foreign: ForeignArrays,
 ) -> BoundCall:
-    """A call whose inputs are all given."""
-    call, taken, given = op.prepared_call(inputs, out, outputs, lent)
-    if call.makes_arrays:  # once; then they are as if the caller had given them
-        every, given, arrays = call.unpack(taken, given)
-        made = call.complete(arrays, given, call.values(every))
-        kept = tuple(
+    """Bind a call without open inputs."""
+    call, adopted, own_out = op.prepared_call(inputs, out, outputs, foreign)
+    if call.makes_arrays:  # allocate results once, and pass them as out=
+        every, flat, arrays = call.unpack(adopted, own_out)
+        results = call.complete(arrays, flat, call.values(every))
+        new = tuple(
             None if r.value is not None or (r.alias is not None and a is arrays[r.alias]) else a
-            for r, a in zip(call.prepared.results, made, strict=True)
+            for r, a in zip(call.prepared.results, results, strict=True)
         )
-        if lent:
-            lent.keep(kept)
-        out = group(kept, call.prepared.counts) if call.prepared.groups_outputs else kept
-        call, taken, given = op.prepared_call(taken, out, outputs, lent)
-    if lent:
-        return LendingCall(op, call, taken, given, workspace, lent)
-    return BoundCall(op, call, taken, given, workspace, lent)
+        if foreign:
+            foreign.keep(new)
+        out = group(new, call.prepared.counts) if call.prepared.groups_outputs else new
+        call, adopted, own_out = op.prepared_call(adopted, out, outputs, foreign)
+    if foreign:
+        return LendingCall(op, call, adopted, own_out, workspace, foreign)
+    return BoundCall(op, call, adopted, own_out, workspace, foreign)
 
 
 class AtAddresses:
-    """Base of what knows arrays by their addresses, which a copy's arrays would not have."""
+    """Base of objects that store addresses of arrays, and so cannot be copied."""
 
     _op: Operator
 
@@ -85,7 +85,7 @@ class AtAddresses:
 
 
 class BoundCall(AtAddresses):
-    """`op.bound(...)`: call it with the values that change, by name."""
+    """`op.bound(...)`, called with changing values by name."""
 
     def __init__(
         self,
@@ -94,19 +94,19 @@ class BoundCall(AtAddresses):
         inputs: Arguments,
         out: Arguments,
         workspace: object,
-        lent: Lent,
+        foreign: ForeignArrays,
     ) -> None:
-        self._op, self._lent = op, lent
+        self._op, self._foreign = op, foreign
         self.call = call
         self._workspace = workspace
         self._inputs, self._out, self._arrays = call.unpack(inputs, out)
         if call.records:
             call.refuse_gradients(self._arrays + self._out)
         self.placed = call.place(self._arrays, self._out)
-        self._unchanged = Unchanged(call, self._arrays + self._out, lent)
+        self._unchanged = Unchanged(call, self._arrays + self._out, foreign)
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
-        self._results: Arrays | None = None  # where they are the same at each call
-        self.answer: Any = None  # what each call returns then
+        self._results: Arrays | None = None  # if each call has the same
+        self.answer: Any = None  # what each call returns in that case
         fixed = call.repeats and all(r.value is None for r in call.prepared.results)
         if fixed and call.prepared.results:
             self._results = call.complete(self._arrays, self._out, NO_VALUES)
@@ -115,7 +115,7 @@ class BoundCall(AtAddresses):
             )
 
     def __call__(self, **values: object) -> Any:
-        """Launch, with these values instead of those that were bound; returns what a call does."""
+        """Launch, with these values in place of bound ones; returns what the operator does."""
         inputs, call = self._inputs, self.call
         self._unchanged.refuse_others()
         if values:
@@ -138,39 +138,39 @@ class LendingCall(BoundCall):
     """A bound call over arrays of other libraries."""
 
     def __call__(self, **values: object) -> Any:
-        """Launch as a bound call does; the caller's own objects come back."""
-        if not self._lent.detaches:
+        """Launch as a bound call does; returns the caller's own objects."""
+        if not self._foreign.detaches:
             self._unchanged.refuse_gradients()
-        with self._lent.stream():
+        with self._foreign.stream():
             result = super().__call__(**values)
             if not self.call.has_tensors:
-                self._lent.raise_versions(self.call.writes, self._arrays + self._out)
-            return self._lent.give_back(result)
+                self._foreign.raise_versions(self.call.writes, self._arrays + self._out)
+            return self._foreign.give_back(result)
 
 
 def opened(bound: BoundCall | OpenCall) -> OpenCall:
-    """A bound call whose inputs are known to be open, for type checkers."""
+    """Narrow the type of a bound call with open inputs, for type checkers."""
     assert isinstance(bound, OpenCall)
     return bound
 
 
 _MAX_CALLS = 64
-_MAX_PLACED = 8  # lists of addresses: an allocator gives the same memory again
+_MAX_PLACED = 8  # lists of addresses: allocators reuse memory
 
 
-class _Given(NamedTuple):
-    """Arguments that a call was bound with; None in the places of inputs that are open."""
+class _BoundArguments(NamedTuple):
+    """Arguments that a call was bound to; open inputs are None."""
 
     op: Operator
     inputs: Arguments
     out: Arguments
     outputs: Outputs
     workspace: object
-    places: tuple[int, ...]
+    places: tuple[int, ...]  # of open inputs
 
 
 class OpenCall(AtAddresses):
-    """`op.bound(...)` with inputs left open: they are given, and checked, at each call."""
+    """`op.bound(...)` with open inputs, which each call passes and checks."""
 
     def __init__(
         self, op: Operator, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
@@ -180,50 +180,49 @@ class OpenCall(AtAddresses):
         self._op = op
         self._open = {op.inputs[place].name: place for place, v in enumerate(every) if v is ...}
         closed, places = tuple(None if v is ... else v for v in every), tuple(self._open.values())
-        self._given = _Given(op, closed, out, outputs, workspace, places)
+        self._bound_arguments = _BoundArguments(op, closed, out, outputs, workspace, places)
         self._forms: dict[bool, _ClosedInputs] = {}
         self._watches = True
-        self._form(op.lend(closed, out).is_native)
+        self._form(op.foreign_arrays(closed, out).is_native)
 
     def __call__(self, **arguments: object) -> Any:
-        """Launch with these arrays for the open inputs, and values that change, by name."""
+        """Launch with open inputs and changing values, by name."""
         values, changing = self._open_values(arguments)
         match = self._match(values)
         if match is not None:
             call, addresses = match
             return call.launch(values, changing, addresses)
-        form, every, borrowed = self._borrow(values)
-        with borrowed.stream():
-            call, adopted = form.call_with(every, borrowed)
-            return borrowed.give_back(call.launch(adopted, changing, lent=borrowed))
+        form, every, foreign = self._fitting_form(values)
+        with foreign.stream():
+            call, adopted = form.call_with(every, foreign)
+            return foreign.give_back(call.launch(adopted, changing, foreign=foreign))
 
     def checked(self, **arguments: object) -> CheckedCall:
-        """The call with these arrays, checked and not launched yet.
+        """Check the call with these arrays without launching it.
 
-        It may be made again and again, as long as they are the same.
+        The result may be called repeatedly, as long as the arrays are the same.
         """
         values, changing = self._open_values(arguments)
         match = self._match(values)
         if match is not None:
             call, addresses = match
             return call.prepare(values, changing, addresses)
-        form, every, borrowed = self._borrow(values)
-        call, adopted = form.call_with(every, borrowed)
+        form, every, foreign = self._fitting_form(values)
+        call, adopted = form.call_with(every, foreign)
         return call.prepare(adopted, changing)
 
     @property
     def is_native(self) -> bool:
-        """Return True if bound arrays are tensors that are taken by their metadata."""
+        """Return True if arrays are tensors that are not converted to CuPy's."""
         return True in self._forms
 
     def trusting(self) -> Self:
-        """Stop watching bound tensors for changes, as the caller does it; return this call."""
+        """Stop checking bound tensors for changes, which the caller does; return self."""
         self._watches = False
         return self
 
     def _match(self, values: Sequence[Any]) -> tuple[_PartialCall, Addresses] | None:
-        """Return the kind of the last call over tensors, and the addresses of these; None where a
-        call with these values is of another kind."""
+        """Return the last call over tensors and the addresses of these values, if it fits them."""
         form = self._forms.get(True)
         last = None if form is None else form.last
         addresses = None if last is None else last.match(values)
@@ -234,7 +233,7 @@ class OpenCall(AtAddresses):
         return last, addresses
 
     def _open_values(self, arguments: dict[str, object]) -> tuple[list[object], dict[str, object]]:
-        """Split arguments into those for open inputs, in their order, and the rest."""
+        """Split arguments into open inputs, in declared order, and changing values."""
         others = self._op.declaration.other_inputs
         if others:
             arguments = by_declared_names(self._op.name, others, arguments)
@@ -243,67 +242,70 @@ class OpenCall(AtAddresses):
             refuse(self._op.name, min(missing), "an argument, because it was left open", "none")
         return [arguments.pop(name) for name in self._open], arguments
 
-    def _borrow(self, values: Sequence[object]) -> tuple[_ClosedInputs, Arguments, Lent]:
-        """Return the closed inputs in the form that fits, all inputs, and what is borrowed."""
-        given = self._given
-        every = _fill(given.inputs, given.places, values)
-        borrowed = given.op.lend(every, given.out)
-        form = self._form(borrowed.is_native)
-        borrowed.include(form.lent)
-        return form, every, borrowed
+    def _fitting_form(
+        self, values: Sequence[object]
+    ) -> tuple[_ClosedInputs, Arguments, ForeignArrays]:
+        """Return closed inputs in the form that fits, all inputs, and notes of foreign arrays."""
+        bound = self._bound_arguments
+        every = _fill(bound.inputs, bound.places, values)
+        foreign = bound.op.foreign_arrays(every, bound.out)
+        form = self._form(foreign.is_native)
+        foreign.include(form.foreign)
+        return form, every, foreign
 
     def _form(self, is_native: bool) -> _ClosedInputs:
         form = self._forms.get(is_native)
         if form is None:
-            form = self._forms[is_native] = _ClosedInputs(self._given, is_native)
+            form = self._forms[is_native] = _ClosedInputs(self._bound_arguments, is_native)
         return form
 
 
 class _ClosedInputs:
-    """The inputs that are not open, and the kinds of calls that were made with them.
+    """The inputs that are not open, and a cache of checked calls with them.
 
-    is_native: tensors stay tensors; else they are arrays over the same memory.
+    is_native: tensors stay tensors; else they are converted to arrays over the same memory.
     """
 
-    def __init__(self, given: _Given, is_native: bool) -> None:
-        op, pairs = given.op, zip(given.op.inputs, given.inputs, strict=True)
-        arguments, detaches = (op.inputs, given.inputs, given.out), op.detaches
-        self.lent = lent = Lent(*arguments, natively=is_native, detaches=detaches)
-        inputs = tuple([adopt_input(op.name, item, v, lent) for item, v in pairs])
-        out = tuple([adopt_out(op.name, value, lent) for value in given.out])
-        self._given = given._replace(inputs=inputs, out=out)
-        self._readers = [reader(op.inputs[place]) for place in given.places]
+    def __init__(self, bound: _BoundArguments, is_native: bool) -> None:
+        op, pairs = bound.op, zip(bound.op.inputs, bound.inputs, strict=True)
+        arguments, detaches = (op.inputs, bound.inputs, bound.out), op.detaches
+        self.foreign = foreign = ForeignArrays(*arguments, natively=is_native, detaches=detaches)
+        inputs = tuple([adopt_input(op.name, item, v, foreign) for item, v in pairs])
+        out = tuple([adopt_out(op.name, value, foreign) for value in bound.out])
+        self._bound_arguments = bound._replace(inputs=inputs, out=out)
+        self._readers = [reader(op.inputs[place]) for place in bound.places]
         self._calls: dict[object, _PartialCall] = {}
         self._last: tuple[object, _PartialCall] | None = None
 
     @property
     def last(self) -> _PartialCall | None:
-        """The kind of the last call."""
+        """The last checked call."""
         return None if self._last is None else self._last[1]
 
-    def call_with(self, every: Sequence[object], lent: Lent) -> tuple[_PartialCall, Sequence[Any]]:
-        """Return the kind of a call, checked if it is new, and its open inputs in forms that have a
-        backend.
+    def call_with(
+        self, every: Sequence[object], foreign: ForeignArrays
+    ) -> tuple[_PartialCall, Sequence[Any]]:
+        """Return a checked call, cached or new, and its open inputs adopted.
 
-        every: all inputs. lent: notes which of them are lent by other libraries.
+        every: all inputs. foreign: notes which of them are other libraries'.
         """
-        op, places = self._given.op, self._given.places
-        adopted = [adopt_input(op.name, op.inputs[p], every[p], lent) for p in places]
+        op, places = self._bound_arguments.op, self._bound_arguments.places
+        adopted = [adopt_input(op.name, op.inputs[p], every[p], foreign) for p in places]
         pairs = zip(self._readers, adopted, strict=True)
         key = tuple([None if value is None else read(value) for read, value in pairs])
         last = self._last
-        if last is None or last[0] != key:  # sooner than a hash of it
-            call = self._calls.get(key) or self._prepare(key, adopted, lent)
+        if last is None or last[0] != key:  # faster than its hash
+            call = self._calls.get(key) or self._prepare(key, adopted, foreign)
             self._last = last = key, call
-        last[1].refuse_unwritable(adopted, lent)
+        last[1].refuse_unwritable(adopted, foreign)
         last[1].refuse_others()
         return last[1], adopted
 
-    def _prepare(self, key: object, adopted: Sequence[Any], lent: Lent) -> _PartialCall:
-        given = self._given
-        every = _fill(given.inputs, given.places, adopted)
-        call, inputs, out = given.op.prepared_call(every, given.out, given.outputs, lent)
-        partial_call = _PartialCall(call, given._replace(inputs=inputs, out=out), self.lent)
+    def _prepare(self, key: object, adopted: Sequence[Any], foreign: ForeignArrays) -> _PartialCall:
+        bound = self._bound_arguments
+        every = _fill(bound.inputs, bound.places, adopted)
+        call, inputs, out = bound.op.prepared_call(every, bound.out, bound.outputs, foreign)
+        partial_call = _PartialCall(call, bound._replace(inputs=inputs, out=out), self.foreign)
         if len(self._calls) >= _MAX_CALLS:
             self._calls.clear()
         self._calls[key] = partial_call
@@ -311,15 +313,12 @@ class _ClosedInputs:
 
 
 class _PartialCall:
-    """Calls of one kind with open inputs: `launch` makes one, `prepare` only checks it.
+    """A checked call that lacks only its open inputs, which `launch` and `prepare` take."""
 
-    The addresses of all arrays that are not open are known.
-    """
-
-    def __init__(self, call: Call, given: _Given, lent: Lent) -> None:
-        # Places count declared inputs, those in `at` count all arrays, lists taken apart: inputs
+    def __init__(self, call: Call, bound: _BoundArguments, foreign: ForeignArrays) -> None:
+        # `places` are indices of declared inputs, `at` of arrays, lists flattened: inputs
         # (x, [a, b], y) with the list open have places (1,), and `at` is [1, 2].
-        op, inputs, out, _, workspace, places = given
+        op, inputs, out, _, workspace, places = bound
         self.call = call
         self._op, self._workspace = op, workspace
         self._places, self._out = places, out
@@ -329,36 +328,32 @@ class _PartialCall:
         closed = list(arrays)
         for i in at:
             closed[i] = None
-        self._unchanged = Unchanged(call, (*closed, *flat), lent)
+        self._unchanged = Unchanged(call, (*closed, *flat), foreign)
         known = (*closed, *flat) if call.has_out else closed
-        # Addresses of all arrays, the caller's outputs behind: a call writes those at `_at`, which
-        # are 0 here.
+        # Addresses of all arrays and, after them, of `out`; a call fills those at `_at`, here 0.
         self._known = np.array(call.backend.pointers(known), np.int64)
         self._at = np.array(at, np.intp)
-        self._overlap = None if call.overlap is None else Beside(call.overlap, at)
+        self._overlap = None if call.overlap is None else RepeatedOverlap(call.overlap, at)
         self._changing = {op.inputs[place].name: place for place in call.prepared.changing}
         self._saved = None if workspace is not None else _save_closed(call, inputs, out, places)
         self._guard = TensorGuard(op.inputs, call, inputs, places) if call.has_tensors else None
         self._placed: dict[tuple[int, ...], Placed | None] = {}  # by addresses of open arrays
 
     def refuse_others(self) -> None:
-        """Refuse arrays that are not open and became others, or would have gradients."""
+        """Refuse closed inputs that changed, or that require gradients."""
         self._unchanged.refuse_others()
         if not self._op.declaration.detaches:
             self._unchanged.refuse_gradients()
 
-    def refuse_unwritable(self, values: Sequence[Any], lent: Lent) -> None:
-        """Refuse an open input that is written and cannot be."""
-        if lent.has_unwritable:
+    def refuse_unwritable(self, values: Sequence[Any], foreign: ForeignArrays) -> None:
+        """Refuse an open input that the call writes but is read-only."""
+        if foreign.has_unwritable:
             inputs = _fill(self._inputs, self._places, values)
             _, out, arrays = self.call.unpack(inputs, self._out)
-            lent.refuse_unwritable(self.call.prepared, (*arrays, *out))
+            foreign.refuse_unwritable(self.call.prepared, (*arrays, *out))
 
     def match(self, values: Sequence[Any]) -> Addresses | None:
-        """Addresses of open inputs, if a call with them, as a caller gives them, is of this kind.
-
-        None unless arrays are tensors; others have to be looked at one by one.
-        """
+        """Return addresses of open inputs if this call fits them; None if arrays are no tensors."""
         return None if self._guard is None else self._guard.match(values)
 
     def launch(
@@ -366,15 +361,15 @@ class _PartialCall:
         values: Sequence[Any],
         changing: Mapping[str, object],
         addresses: Addresses | None = None,
-        lent: Lent = NONE_LENT,
+        foreign: ForeignArrays = NO_FOREIGN,
     ) -> Any:
-        """Make the call with values of open inputs; lent: those that other libraries lent."""
+        """Run the call with values of open inputs; foreign: notes which are other libraries'."""
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
         inputs, out, arrays = call.unpack(inputs, self._out)
         result = call.finish(inputs, arrays, out, self._workspace, placed)
-        if lent and not call.has_tensors:
-            lent.raise_versions(call.writes, arrays + out)
+        if foreign and not call.has_tensors:
+            foreign.raise_versions(call.writes, arrays + out)
         return result
 
     def prepare(
@@ -383,7 +378,7 @@ class _PartialCall:
         changing: Mapping[str, object],
         addresses: Addresses | None = None,
     ) -> CheckedCall:
-        """Check a call with these arguments, as `launch` does, and do not launch it."""
+        """Check a call with these arguments without launching it."""
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
         if self._saved is None or placed is None:
@@ -397,9 +392,9 @@ class _PartialCall:
     def _place(
         self, values: Sequence[Any], changing: Mapping[str, object], addresses: Addresses | None
     ) -> tuple[Arguments, Placed | None]:
-        """Return all inputs, and addresses and tables of a launch; refuse shared memory.
+        """Return all inputs, and a launch's addresses and tables; refuse overlapping memory.
 
-        addresses: of open arrays, one by one, if they are known.
+        addresses: of open arrays, flattened, if they are known.
         """
         call, inputs = self.call, _fill(self._inputs, self._places, values)
         if changing:
@@ -430,7 +425,7 @@ def _fill(inputs: Arguments, places: Iterable[int], values: Sequence[Any]) -> Ar
 def _open_arrays(
     call: Call, inputs: Arguments, places: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the places of open inputs that are arrays, and the places of their arrays among all.
+    """Return indices of open inputs that are arrays, and of their arrays among all.
 
     Inputs (x, [a, b], y) with the list open: ([1], [1, 2]).
     """
@@ -444,14 +439,14 @@ def _open_arrays(
     return opened, at
 
 
-Saved = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays one by one, results
+Saved = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays flattened, results
 
 
 class CheckedCall(AtAddresses):
-    """A call with arrays that were checked; each time with new values, and without results.
+    """A call over checked arrays; it takes new values of changing numbers, and returns None.
 
-    Where kernels read addresses from tables it launches at those of the check, and holds no array
-    that was open: the caller keeps these alive, and their memory in place.
+    If kernels read addresses from tables, it launches at those of the check, and references no
+    open array: the caller keeps these alive.
     """
 
     def __init__(
@@ -459,7 +454,7 @@ class CheckedCall(AtAddresses):
     ) -> None:
         self._op, self._call = op, call
         self._inputs, self._arrays, self._results = saved
-        # Tables have addresses for good; without them a tensor's memory may become another.
+        # Tables have fixed addresses; without them addresses are read at each call.
         self._workspace, self._placed = workspace, placed if placed and placed[1] else None
         self._places = {op.inputs[place].name: place for place in call.changing}
 
@@ -470,17 +465,17 @@ class CheckedCall(AtAddresses):
 
     @property
     def changing(self) -> Collection[str]:
-        """Names of the values that are new each time."""
+        """Names of the values that a call may pass."""
         return self._places
 
     def __call__(self, **values: object) -> None:
-        """Launch, with these values instead of those before."""
+        """Launch, with these values in place of those of the check."""
         self.computed(**values)()
 
     def computed(self, **values: object) -> Callable[[], object]:
-        """Do all that comes before the first write, and return a function that writes.
+        """Do all work before the first write, and return a function that writes.
 
-        On the host that is one call of C code, which no handler of a signal interrupts.
+        On the host that function is one call of C code, which no signal handler interrupts.
         """
         call, inputs = self._call, self._inputs
         if values:
@@ -495,7 +490,7 @@ class CheckedCall(AtAddresses):
 
 
 def _save(call: Call, inputs: Arguments, out: Arguments) -> Saved:
-    """Results are those of `out`, updated inputs, and new arrays."""
+    """Return inputs, arrays and results: `out`, updated inputs, new arrays."""
     inputs, out, arrays = call.unpack(inputs, out)
     return inputs, arrays, call.complete(arrays, out, call.values(inputs))
 
@@ -503,8 +498,8 @@ def _save(call: Call, inputs: Arguments, out: Arguments) -> Saved:
 def _save_closed(
     call: Call, inputs: Arguments, out: Arguments, places: Sequence[int]
 ) -> Saved | None:
-    """The result of `_save` without open arrays; None where their addresses are not enough."""
-    if call.taken is None or call.makes_arrays or call.checks or call.check_numbers:
+    """Return `_save` without open arrays, or None if the call needs more than their addresses."""
+    if call.direct is None or call.makes_arrays or call.checks or call.check_numbers:
         return None
     values = call.prepared.changing
     blank = tuple(
@@ -513,17 +508,17 @@ def _save_closed(
     )
     full, saved = _save(call, inputs, out), _save(call, blank, out)
     every, others = full[1] + full[2], saved[1] + saved[2]
-    return saved if all(every[place] is others[place] for place in call.taken) else None
+    return saved if all(every[place] is others[place] for place in call.direct) else None
 
 
-# By `detaches`: a number that changes is adopted, and lends nothing.
-_NOTHING = {True: NONE_LENT, False: Lent((), (), (), detaches=False)}
+# By `detaches`: numbers are adopted without notes of foreign arrays.
+_NOTHING = {True: NO_FOREIGN, False: ForeignArrays((), (), (), detaches=False)}
 
 
 def with_values(
     op: Operator, inputs: Arguments, places: Mapping[str, int], values: Mapping[str, object]
 ) -> Arguments:
-    """The inputs with the values of this call in their places."""
+    """Replace changing inputs by the values of this call."""
     every: list[Any] = list(inputs)
     if op.declaration.other_inputs:
         values = by_declared_names(op.name, op.declaration.other_inputs, values)
@@ -537,41 +532,41 @@ def with_values(
     return tuple(every)
 
 
-# ---- guards: arrays that are what they were ------------------------------------------------------
+# ---- guards of unchanged arrays ------------------------------------------------------
 
 
 class Unchanged:
-    """The dtypes and shapes of bound arrays of NumPy's, which can be set, and all of tensors.
+    """A guard of bound arrays: dtype and shape of NumPy's, which can be set, metadata of tensors.
 
-    The memory of a CuPy array stays what it was, and no kernel looks at shapes. Of an array that
-    stands for a tensor, the tensor is looked at.
+    CuPy arrays need none: their memory is fixed, and no kernel reads shapes. For an array over a
+    tensor's memory the tensor is compared.
     """
 
-    def __init__(self, call: Call, arrays: Arrays, lent: Lent) -> None:
-        """arrays: the call's, the caller's outputs behind the others; None is not looked at."""
+    def __init__(self, call: Call, arrays: Arrays, foreign: ForeignArrays) -> None:
+        """arrays: the call's, then `out`; None is ignored."""
         named = zip(call.prepared.names, arrays, strict=False)
-        given = {name: array for name, array in named if array is not None}
-        owners = {name: lent.owner(array) for name, array in given.items()}
+        present = {name: array for name, array in named if array is not None}
+        owners = {name: foreign.owner(array) for name, array in present.items()}
         tensors = {name: owner for name, owner in owners.items() if is_tensor(owner)}
-        own = () if call.backend.runs_kernels else given
-        others = {name: given[name] for name in own if given[name] is owners[name]}
+        own = () if call.backend.runs_kernels else present
+        others = {name: present[name] for name in own if present[name] is owners[name]}
         self._op, self._names = call.prepared.op, (*others, *tensors)
         self._arrays, self._tensors = tuple(others.values()), Watched(tuple(tensors.values()))
         self._before = _forms(self._arrays)
 
     def are_same(self) -> bool:
-        """Return True if all arrays and tensors are what they were."""
+        """Return True if no array or tensor changed."""
         if self._arrays and _forms(self._arrays) != self._before:
             return False
         return self._tensors.are_same()
 
     def refuse_others(self) -> None:
-        """Refuse arrays whose dtype or shape is another now."""
+        """Refuse arrays that changed."""
         if not self.are_same():
             self._refuse()
 
     def refuse_gradients(self) -> None:
-        """Refuse tensors whose gradients a result would silently not have."""
+        """Refuse tensors whose gradients would silently be lost."""
         tensors = self._tensors.tensors
         refuse_gradients(self._op, self._names[len(self._arrays) :], tensors)
 
@@ -597,35 +592,35 @@ def _describe(form: Any) -> str:
     return f"{dtype_name(form[0])} of shape {form[1]}"
 
 
-_ALIGNMENT = 16  # in bytes; whether an address has it is part of a key
+_ALIGNMENT = 16  # bytes; a key says whether an address has it
 
 
 class TensorGuard:
-    """Guard of open inputs, made from one call: `match` lets values of the same kind pass."""
+    """A guard of open inputs: `match` compares values with those of an earlier call."""
 
     def __init__(
         self, declared: Sequence[Input], call: Call, inputs: Arguments, places: Sequence[int]
     ) -> None:
         self._backend = call.backend
         self._readers = [reader(declared[place]) for place in places]
-        given = [inputs[place] for place in places]
+        values = [inputs[place] for place in places]
         pairs = zip(self._readers, places, strict=True)
         arrays = {place for place, _ in call.array_places}
         self._keys = [_tensor_key(read, inputs[p], p in arrays) for read, p in pairs]
-        tensors = self._tensors(given) or []
+        tensors = self._tensors(values) or []
         has_holes = any(tensor is None for tensor in tensors)
         self._are_alike = None if has_holes or not tensors else like(tensors)
         self._aligned = _alignment(call.backend.pointers(tensors))
 
     def match(self, values: Sequence[Any]) -> Addresses | None:
-        """Return the addresses of tensors; None where a call with these values is of another kind.
+        """Return the tensors' addresses if the values match, else None.
 
-        values: of the open inputs. Of the same kind are equal host values, any numbers that may
-        change, and tensors like those before, whose memory is aligned as theirs.
+        Host values match if they are equal, changing numbers always, and tensors if their metadata
+        and alignment are the same.
         """
         try:
             tensors = self._tensors(values)
-        except (KeyError, TypeError) as error:  # a value to be frozen, or an array to be adopted
+        except (KeyError, TypeError) as error:  # not hashable, or not adopted
             pass_on(error)
             return None
         if tensors is None or self._are_alike is None or not self._are_alike(tensors):
@@ -634,7 +629,7 @@ class TensorGuard:
         return addresses if _alignment(addresses) == self._aligned else None
 
     def _tensors(self, values: Sequence[Any]) -> list[Any] | None:
-        """Tensors of all values; None where one of them is of another kind."""
+        """Return the tensors among values, flattened; None if a value does not match."""
         tensors: list[Any] = []
         for value, key, read in zip(values, self._keys, self._readers, strict=True):
             if type(key) is _Tensors:
@@ -648,20 +643,19 @@ class TensorGuard:
 
 
 def _alignment(addresses: Addresses) -> object:
-    """True for each aligned address, which plans depend on; None for 0, which has no memory."""
+    """Return for each address whether it is aligned, which plans depend on; None for 0."""
     return [address % _ALIGNMENT == 0 if address else None for address in addresses]
 
 
 class _Tensors(NamedTuple):
-    """An input that was given as tensors."""
+    """The key of an input of tensors."""
 
     n: int
     are_listed: bool
 
 
 def _tensor_key(read: Reader, value: Any, is_array: bool) -> object:
-    """The number of tensors for an input of arrays; for any other what it has in the key of a
-    call."""
+    """Return what has to be equal: of tensors their number, of other inputs their key."""
     if value is None or not is_array:
         return None if value is None else read(value)
     return _Tensors(len(as_list(value)), isinstance(value, tuple))

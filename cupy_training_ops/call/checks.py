@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every check of an argument, every message that refuses one; values in checked, frozen form."""
+"""Checks of arguments, their messages, and conversion of values to frozen form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Bindings = dict[str, Dtype]
 
 
 def unknown(op: Declaration, name: str) -> NoReturn:
-    """Refuse a name that is not declared, or that was given in the wrong place."""
+    """Refuse a name that is not declared, or that belongs elsewhere."""
     inputs, attributes = ([item.name for item in items] for items in (op.inputs, op.attributes))
     expected = f"an attribute among {attributes} or an input among {inputs}"
     got = "an unknown one"
@@ -33,21 +33,21 @@ def unknown(op: Declaration, name: str) -> NoReturn:
     refuse(op.name, name, expected, got)
 
 
-def count(op: str, declared: Sequence[Input], given: int) -> None:
+def count(op: str, declared: Sequence[Input], n: int) -> None:
     """Refuse more inputs than declared, or fewer; trailing optional ones may be left out."""
-    if not n_required(declared) <= given <= len(declared):
+    if not n_required(declared) <= n <= len(declared):
         expected = ", ".join(item.name + ("?" if item.optional else "") for item in declared)
-        refuse(op, "inputs", f"({expected})", f"{given} arguments")
+        refuse(op, "inputs", f"({expected})", f"{n} arguments")
 
 
 def within(op: str, argument: str, excess: limits.Excess | None) -> None:
-    """Refuse what cannot exist; see limits.py."""
+    """Refuse what exceeds a limit of limits.py."""
     if excess is not None:
         refuse(op, argument, *excess)
 
 
 def entries(op: str, argument: str, values: Sequence[Any]) -> Sequence[Any]:
-    """The entries of a list or tuple, which may be of the caller's own class."""
+    """Return the entries of a list or tuple, or of the caller's subclass of one, as a tuple."""
     if type(values) in (list, tuple):
         return values
     try:
@@ -55,14 +55,14 @@ def entries(op: str, argument: str, values: Sequence[Any]) -> Sequence[Any]:
         return tuple(values)
     except OpError:
         raise
-    except Exception as error:  # of the class, also MemoryError: there are few entries
+    except Exception as error:  # of the caller's class, also MemoryError: there are few entries
         pass_on(error)
         cause = f"{type(error).__name__}: {error}"
         raise ArgumentError(f"{op}: {argument}: cannot be read: {cut(cause)}") from None
 
 
 def exists(op: str, argument: str, spec: Spec) -> None:
-    """An array that there can be."""
+    """Refuse a shape beyond limits.py."""
     within(op, argument, limits.of_shape(spec.shape))
 
 
@@ -81,7 +81,7 @@ def bind(op: Declaration, declared: Input, name: str, dtype: Dtype, bound: Bindi
 
 
 def row(op: Declaration, bound: Bindings) -> None:
-    """The bound types stand together in a row, where the operator declares rows."""
+    """Refuse a combination of types that is in none of the declared rows."""
     types = op.types
     if isinstance(types, TypeRows) and not types.fitting(bound):
         nearest = types.nearest(bound)[:3]
@@ -96,34 +96,34 @@ def _dtypes(op: Declaration, row: Mapping[str, Dtype], bound: Bindings) -> str:
 
 
 def _arguments(op: Declaration) -> dict[str, str]:
-    """The first argument of each type, rather one that is always given."""
+    """Return the first argument of each type variable, preferably a required one."""
     inputs = sorted(op.inputs, key=lambda item: item.optional)
     names = {attribute.type: attribute.name for attribute in reversed(op.attributes)}
     return names | {item.type: item.name for item in reversed(inputs)}
 
 
 def elements(op: str, declared: Input, name: str, shape: Shape) -> None:
-    """An array in the place of numbers has as many elements."""
+    """Refuse an array in place of `declared.count` numbers that has another size."""
     if declared.memory == "either" and math.prod(shape) != declared.count:
         many = f"{declared.count} element{'s' if declared.count > 1 else ''}"
         refuse(op, name, f"a number or an array of {many}", f"shape {shape}")
 
 
 def contiguous(op: str, argument: str, fits: bool, expected: str = "a C-contiguous array") -> None:
-    """Strided arrays are refused, never copied."""
+    """Refuse a strided array unless it `fits`; arrays are never copied."""
     if not fits:
         refuse(op, argument, expected, "a strided one (make a contiguous copy first)")
 
 
 def host(op: str, argument: str, value: object) -> None:
-    """Host inputs are host data: reading a device array would stall the GPU."""
+    """Refuse a device array as a host input: reading it would stall the GPU."""
     if hasattr(type(value), "__cuda_array_interface__"):
         expected = "host data: a Python number, a tuple or a NumPy array"
         refuse(op, argument, expected, f"a device array ({type(value).__name__})")
 
 
 def from_front(op: str, axis: int, rank: int) -> int:
-    """The attribute `axis` counted from the front."""
+    """Return a negative axis counted from the front; refuse one out of range."""
     if rank == 0:
         refuse(op, "axis", "arrays of at least one dimension", "a scalar")
     if not -rank <= axis < rank:
@@ -132,14 +132,14 @@ def from_front(op: str, axis: int, rank: int) -> int:
 
 
 def one_place(op: str, places: Mapping[str, str]) -> None:
-    """All arrays of a call on one device."""
+    """Refuse arrays on different devices."""
     if len(set(places.values())) > 1:
         where = ", ".join(f"{name} is on {place}" for name, place in places.items())
         raise ArgumentError(f"{op}: expected all arrays in one place, got: {where}")
 
 
 def output(op: str, argument: str, expected: Spec, got: Spec) -> None:
-    """A caller's output array has exactly the inferred shape and dtype."""
+    """Refuse an output array without the inferred shape and dtype."""
     if got.shape != expected.shape:
         refuse(op, argument, f"shape {expected.shape}", f"shape {got.shape}")
     if got.dtype != expected.dtype:
@@ -152,15 +152,15 @@ def output(op: str, argument: str, expected: Spec, got: Spec) -> None:
 # ---- values --------------------------------------------------------------------------------------
 
 
-def frozen_attributes(op: Declaration, given: Mapping[str, object]) -> dict[str, object]:
-    """Attribute values in their checked, frozen form; every error names the attribute."""
+def frozen_attributes(op: Declaration, named: Mapping[str, object]) -> dict[str, object]:
+    """Check and freeze attribute values; every error names the attribute."""
     known = {attribute.name for attribute in op.attributes}
-    for name in given:
+    for name in named:
         if name not in known:
             unknown(op, name)
     values: dict[str, object] = {}
     for attribute in op.attributes:
-        value = given.get(attribute.name, attribute.default)
+        value = named.get(attribute.name, attribute.default)
         if value is REQUIRED:
             refuse(op.name, attribute.name, "a value: it is required", "none")
         frozen = convert_value(op.name, attribute, value)
@@ -170,23 +170,23 @@ def frozen_attributes(op: Declaration, given: Mapping[str, object]) -> dict[str,
 
 
 def convert_value(op: str, declared: Attribute | Input, value: object) -> object:
-    """A value in its frozen form, or an error that names operator and argument."""
+    """Return a value in frozen form; errors name operator and argument."""
     try:
         return declared.convert(value) if declared.convert else value
     except OpError as error:
         raise type(error)(f"{op}: {declared.name}: {error}") from None
     except MemoryError:
         raise
-    except Exception as error:  # of the value's own class
+    except Exception as error:  # of the value's class
         pass_on(error)
         cause = f"{type(error).__name__}: {error}"
         raise ArgumentError(f"{op}: {declared.name}: cannot be read: {cause}") from None
 
 
 class Freezing:
-    """Freezes a value that changes from call to call, and sees that its type holds it.
+    """Freezes a value that changes from call to call; refuses one that its type cannot represent.
 
-    A number like the one before gives the same object, by which all that follows from it is known.
+    A number equal to the previous one gives the same object, by which derived arguments are cached.
     """
 
     def __init__(self, op: str, declared: Input) -> None:
@@ -194,17 +194,17 @@ class Freezing:
         self._last: tuple[object, object] = (object(), None)
 
     def __call__(self, value: object) -> object:
-        known, frozen = self._last  # once: another thread may put its own there
+        known, frozen = self._last  # read once: another thread may replace it
         if value is known or (type(value) is type(known) and value and value == known):
-            return frozen  # no zero: it may have another sign
+            return frozen  # not for 0.0: it equals -0.0
         frozen = convert_value(self._op, self._declared, value)
         self._refuse_larger(frozen)
-        if type(value) in NUMBERS:  # they stay what they are
+        if type(value) in NUMBERS:  # immutable
             self._last = value, frozen
         return frozen
 
     def _refuse_larger(self, frozen: object) -> None:
-        """Numbers that the type of the input does not hold: 300 is no uint8."""
+        """Refuse numbers that the input's type cannot represent, such as 300 in uint8."""
         if self._holder is None:
             return
         for number in frozen if isinstance(frozen, tuple) else (frozen,):
@@ -213,7 +213,7 @@ class Freezing:
 
 
 class _Holder(NamedTuple):
-    """The numbers that a type has room for; infinities and NaN of a real type are among them."""
+    """The range of numbers of a type; real types include infinities and NaN."""
 
     words: str
     dtype: Dtype
@@ -221,8 +221,7 @@ class _Holder(NamedTuple):
     most: float
 
     def holds(self, number: Any) -> bool:
-        """A float may be rounded to a real type, but no finite one to infinity: 1e39 is no
-        float32."""
+        """Return True for numbers in range. Floats may be rounded, but not to infinity as 1e39."""
         if self.least <= number <= self.most:
             return True
         if not isinstance(number, float) or self.dtype.kind in "iu":
@@ -232,7 +231,7 @@ class _Holder(NamedTuple):
 
 
 def _holder(declared: str) -> _Holder | None:
-    """Make the holder of a declared type; of a type variable, that of core/either.cuh."""
+    """Return the range of a declared type; of a type variable, that of core/either.cuh."""
     try:
         dtype = to_dtype(declared)
     except DtypeError:
@@ -247,12 +246,12 @@ def _holder(declared: str) -> _Holder | None:
 
 
 def _check_dtype(op: str, name: str, frozen: Any, allowed: Sequence[Dtype] | None) -> None:
-    """An attribute that binds a type variable holds a dtype that the variable may be."""
+    """Refuse an attribute whose dtype its type variable does not allow."""
     if allowed and frozen is not None and frozen not in allowed:
         expected, got = dtype_names(allowed), dtype_names([frozen])
         raise DtypeError(f"{op}: {name}: expected {expected}, got {got}")
 
 
 def is_number(value: object) -> bool:
-    """Return True if a value of an "either" input is a number, or a few, and no array."""
+    """Return True if a value of an "either" input is a number, or several, but no array."""
     return isinstance(value, int | float | np.generic | tuple | list)

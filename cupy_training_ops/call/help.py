@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The help text of an operator: its docstring, then what its declaration says.
 
-A docstring holds what no declaration can: formula, special values, memory, source. Everything else
-is printed from here, so that it stands in one place and is true.
+A docstring has what no declaration can: formula, special values, memory, source. Everything else is
+generated here from the declaration.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ Row = tuple[str, ...]
 
 
 class Help:
-    """The `__doc__` of an operator class, made when it is read first.
-
-    The texts of all operators take longer to make than the package takes to import.
-    """
+    """The `__doc__` of an operator class, generated when first read, as all take long."""
 
     def __init__(self, written: str | None) -> None:
         self.written = inspect.cleandoc(written or "")
@@ -40,13 +37,13 @@ class Help:
 
 
 def generate(declared: Declaration) -> Iterator[str]:
-    """The lines that follow the docstring."""
+    """Yield the lines that follow the docstring."""
     for title, rows in sections(declared).items():
         yield from _section(title, rows)
 
 
 def sections(declared: Declaration) -> dict[str, list[Row]]:
-    """Rows of cells that the declaration gives, by title."""
+    """Return rows of cells by title, from the declaration."""
     blocks: dict[str, list[Row]] = {
         "call": [(line,) for line in _calls(declared)],
         "inputs": [_input(item) for item in declared.inputs],
@@ -64,7 +61,7 @@ def sections(declared: Declaration) -> dict[str, list[Row]]:
 
 
 def _section(title: str, rows: Sequence[Row]) -> Iterator[str]:
-    """A titled block of aligned columns, the last one wrapped; nothing where there are no rows."""
+    """Yield a title and aligned columns, the last one wrapped; nothing without rows."""
     if not rows:
         return
     yield from ("", title)
@@ -78,7 +75,7 @@ def _section(title: str, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _calls(declared: Declaration) -> Iterator[str]:
-    """The operator as a function and as a class, with what comes back."""
+    """Yield the signatures of the operator's function and class, with results."""
     inputs = [f"{item.name}=None" if item.optional else item.name for item in declared.inputs]
     keywords = [_keyword(item) for item in declared.attributes]
     more = ["**keywords"] if declared.takes_keywords else []
@@ -144,7 +141,7 @@ def _attribute(item: Attribute) -> Row:
 
 
 def _other_names(item: Input | Output | Attribute) -> Iterator[str]:
-    """Under which names it may be given too."""
+    """Yield other names that it may be passed by."""
     if item.upstream:
         yield f"{item.upstream} in ONNX Runtime"
     if item.formerly:
@@ -152,12 +149,12 @@ def _other_names(item: Input | Output | Attribute) -> Iterator[str]:
 
 
 def _types(types: Types) -> list[Row]:
-    """Rows of type variables and their types."""
+    """Return rows of type variables and their types."""
     return [(variable, dtype_names(dtypes)) for variable, dtypes in types.items()]
 
 
 def _rows(types: TypeRows) -> list[Row]:
-    """The combinations that exist, below the variables' names."""
+    """Return the declared combinations of types, below the variables' names."""
     return [tuple(types.rows[0]), *(tuple(map(dtype_name, row.values())) for row in types.rows)]
 
 
@@ -166,13 +163,13 @@ def _join(words: Sequence[str], doc: str) -> str:
 
 
 def _takes(item: Input | Attribute) -> str:
-    """Values of a host input or an attribute, in words that go on a sentence."""
+    """Describe the values of a host input or an attribute, beginning in lower case."""
     text = kind(item.convert) if item.convert else ""
     return text[:1].lower() + text[1:]
 
 
 def _every_call(declared: Declaration) -> Iterator[str]:
-    """Sentences that hold for all operators of a kind."""
+    """Yield sentences that many operators share."""
     memories = {item.memory for item in declared.inputs}
     if "host" in memories:
         yield (
@@ -200,6 +197,6 @@ def _has(declared: Declaration, attribute: str) -> bool:
 
 
 def _family(declared: Declaration) -> Iterator[str]:
-    """The docstring of the family's module, by paragraphs."""
+    """Yield the paragraphs of the family module's docstring."""
     text = inspect.getdoc(sys.modules[declared.module]) or ""
     return (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

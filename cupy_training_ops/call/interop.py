@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Arrays of other libraries: taken over the same memory, results given back in kind.
+"""Arrays of other libraries, adopted: viewed as NumPy's or CuPy's arrays without a copy.
 
-* Every array is taken as NumPy's or CuPy's over the memory that it lends; nothing is copied.
-* What the caller gave to be written (`out=`, or an input that an output replaces) comes back as the
-  very object that was given. Other results are NumPy's or CuPy's.
-* If all arrays of a call are PyTorch's, every result is a tensor, host outputs too, over the memory
-  of the array that was computed, and the call runs on PyTorch's current stream. Those on a GPU are
-  taken by their metadata, where nothing about them is unusual: no array of CuPy's is made.
-* Autograd does not see a call: while it records, tensors that require gradients are refused, but by
-  operators that take them as data.
+* An array that a call writes (`out=`, or an input that an output replaces) is returned as the
+  caller's own object. Other results are NumPy's or CuPy's.
+* If all arrays of a call are PyTorch's, every result is a tensor, host outputs too, and the call
+  runs on PyTorch's current stream. Ordinary tensors on a GPU are not adopted: their metadata is
+  enough, and no CuPy array is made.
+* Autograd does not see a call: while it records, tensors that require gradients are refused, except
+  by operators with `detaches`.
 * JAX arrays are read-only: no call writes them.
 
-No library is imported here: who has an array of PyTorch's has imported it. Triton alone has not.
+No library is imported here: a caller with a tensor has imported PyTorch. Triton is an exception.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _DLPACK_CUDA = (2, 13)  # device and managed memory
 
 
 def share_memory(value: Any) -> Any:
-    """An array over the memory of another library's, or None where it lends none."""
+    """Return a NumPy or CuPy array over a foreign array's memory; None for other values."""
     if is_tensor(value):
         return _of_tensor(value)
     if hasattr(value, "__dlpack__"):
@@ -53,12 +52,12 @@ def share_memory(value: Any) -> Any:
 
 
 def is_tensor(value: object) -> bool:
-    """Return True if a value is PyTorch's tensor."""
+    """Return True if a value is a PyTorch tensor."""
     return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def is_read_only(value: object) -> bool:
-    """Return True if a value is JAX's array, whose memory may be anyone's."""
+    """Return True if a value is a JAX array, whose memory may be shared."""
     return isinstance(value, getattr(sys.modules.get("jax"), "Array", ()))
 
 
@@ -68,7 +67,7 @@ def refuse_read_only(op: str, argument: str) -> NoReturn:
 
 
 def refuse_unwritable(op: str, argument: str, value: object) -> None:
-    """Refuse to write what is read-only, or a scalar of NumPy's, of which a copy would be."""
+    """Refuse to write to a read-only array, or to a NumPy scalar, as only its copy would be."""
     if is_read_only(value):
         refuse_read_only(op, argument)
     if isinstance(value, np.generic):
@@ -76,7 +75,7 @@ def refuse_unwritable(op: str, argument: str, value: object) -> None:
 
 
 def as_tensor(array: Any) -> Any:
-    """A tensor over an array's memory; by way of integers, as NumPy and DLPack lack bfloat16."""
+    """Return a tensor over an array's memory; bfloat16, which NumPy lacks, as int16 in between."""
     torch = sys.modules["torch"]
     bits = array.view(np.int16) if array.dtype == BFLOAT16 else array
     if not isinstance(bits, np.ndarray):
@@ -87,8 +86,8 @@ def as_tensor(array: Any) -> Any:
     return tensor if bits is array else tensor.view(torch.bfloat16)
 
 
-class Lent:
-    """Arrays that other libraries lend to one call, each with its owner there."""
+class ForeignArrays:
+    """Notes of a call's foreign arrays: which adopted array stands for which of them."""
 
     def __init__(
         self,
@@ -99,8 +98,8 @@ class Lent:
         natively: bool = False,
         detaches: bool = True,
     ) -> None:
-        """natively: tensors are taken by their metadata where all arrays are such on a GPU.
-        detaches: those that require gradients are taken as data."""
+        """natively: do not adopt tensors, if all arrays are ordinary tensors on a GPU.
+        detaches: accept tensors that require gradients."""
         self.detaches = detaches
         self._owners: dict[int, object] = {}
         self._unwritable: dict[int, object] = {}
@@ -112,14 +111,11 @@ class Lent:
         return bool(self._owners)
 
     def owner(self, array: Any) -> Any:
-        """Whose memory an array is over: another library's, or the array itself."""
+        """Return the foreign array that an array stands for, or the array itself."""
         return self._owners.get(id(array), array)
 
     def note(self, value: Any, array: Any) -> Any:
-        """Note that an array stands for the caller's value; return the array.
-
-        The value lives as long as these notes.
-        """
+        """Note that an array stands for the caller's value, and keep that alive; return it."""
         is_copy = isinstance(value, np.generic)
         if array is not value and not is_copy:
             self._owners[id(array)] = value
@@ -127,40 +123,37 @@ class Lent:
             self._unwritable[id(array)] = value
         return array
 
-    def include(self, before: Lent) -> None:
-        """Know the arrays, too, that were adopted before this call."""
+    def include(self, before: ForeignArrays) -> None:
+        """Add the notes of arrays that were adopted earlier."""
         self._owners.update(before._owners)
         self._unwritable.update(before._unwritable)
 
     @property
     def has_unwritable(self) -> bool:
-        """Return True if something was lent that no call may write."""
+        """Return True if an array is read-only."""
         return bool(self._unwritable)
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which CuPy uses PyTorch's current stream, if all arrays are tensors."""
+        """Return a context with PyTorch's current stream in CuPy, if all arrays are tensors."""
         on_gpu = self._tensor is not None and self._tensor.device.type == "cuda"
         on_gpu = on_gpu and not self.is_native
         return _stream(self._tensor.device.index) if on_gpu else contextlib.nullcontext()
 
     def refuse_unwritable(self, prepared: Prepared, arrays: Arrays) -> None:
-        """No call writes an array of JAX's, whose memory may be anyone's, or a copy of a scalar.
-
-        arrays: all of a call, the caller's outputs behind the others.
-        """
+        """Refuse to write to JAX arrays and copies of scalars; arrays: the call's, then `out`."""
         for place in [each.place for each in list_writes(prepared)]:
             value = self._unwritable.get(id(arrays[place]))
             refuse_unwritable(prepared.op, prepared.names[place], value)
 
     def raise_versions(self, places: Sequence[int], arrays: Arrays) -> None:
-        """Let autograd know of what a call wrote, by place; `arrays` as of `refuse_unwritable`."""
+        """Raise the versions of tensors that a call wrote; places: indices of `arrays`."""
         owners = [self.owner(arrays[place]) for place in places] if self._owners else ()
         tensors = list(filter(is_tensor, owners))
         if tensors:
             raise_versions(tensors)
 
     def give_back(self, result: Any) -> Any:
-        """Convert a result, or each of several, to what the caller gets."""
+        """Return the caller's own object for each result that is one, else a new array in kind."""
         if not self._owners:
             return result
         if isinstance(result, tuple):
@@ -171,7 +164,7 @@ class Lent:
         return result if self._tensor is None or result is None else as_tensor(result)
 
     def keep(self, arrays: Arrays) -> None:
-        """Give the caller the same objects for these arrays each time."""
+        """Note one object for each of these arrays, which `give_back` then always returns."""
         for array in arrays:
             if array is not None and id(array) not in self._owners:
                 self._owners[id(array)] = self.give_back(array)
@@ -179,7 +172,7 @@ class Lent:
 
 @contextlib.contextmanager
 def _stream(device: int) -> Iterator[None]:
-    """Make PyTorch's current stream CuPy's, and the device the current one."""
+    """Make PyTorch's current stream CuPy's current one, and the device current."""
     backend, cuda = cuda_backend(), sys.modules["torch"].cuda
     with backend.on(device):
         theirs = _Stream(cuda.current_stream(device).cuda_stream)
@@ -189,21 +182,21 @@ def _stream(device: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_stream(device: int) -> Iterator[None]:
-    """CuPy's current stream is PyTorch's too in the context; the host, -1, has none."""
+    """Make CuPy's current stream PyTorch's current one inside; nothing for the host, -1."""
     if has_same_stream(device):
         yield
         return
     cuda, address = sys.modules["torch"].cuda, _address(device)
-    # Of address 0 PyTorch would make a new stream.
+    # ExternalStream(0) would be a new stream.
     own = cuda.ExternalStream(address, device=device) if address else cuda.default_stream(device)
     with cuda.stream(own):
         yield
 
 
 def has_same_stream(device: int) -> bool:
-    """Return True if CuPy and PyTorch have one current stream, or there is none.
+    """Return True if CuPy and PyTorch have the same current stream, or PyTorch uses no GPU.
 
-    Triton imports PyTorch at its first launch, for its stream: that would be too late.
+    Imports PyTorch if Triton is there, which would import it at its first launch.
     """
     if device >= 0 and "triton" in sys.modules:
         with contextlib.suppress(ImportError):
@@ -215,13 +208,13 @@ def has_same_stream(device: int) -> bool:
 
 
 def _address(device: int) -> int:
-    """Address of CuPy's current stream; both libraries also know the default stream as 1."""
+    """Return the address of CuPy's current stream; 0 for 1, both the default stream."""
     address: int = sys.modules["cupy"].cuda.get_current_stream(device).ptr
     return 0 if address == 1 else address
 
 
 class _Stream(NamedTuple):
-    """A stream as CUDA's protocol has it, which older tensors' streams do not know."""
+    """A stream with CUDA's protocol, which older PyTorch streams lack."""
 
     address: int
 
@@ -230,7 +223,7 @@ class _Stream(NamedTuple):
 
 
 def _only_tensors(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> Any:
-    """The first array if all arrays are PyTorch tensors, else None."""
+    """Return the first array if all are PyTorch tensors, else None."""
     if "torch" not in sys.modules:
         return None
     arrays = [value for value in _arrays(declared, inputs, out) if value is not None]
@@ -239,11 +232,11 @@ def _only_tensors(declared: Sequence[Input], inputs: Sequence[object], out: Argu
 
 def are_native(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
     """Return True if all arrays are tensors on a GPU that need not be adopted."""
-    return Lent(declared, inputs, out, natively=True).is_native
+    return ForeignArrays(declared, inputs, out, natively=True).is_native
 
 
 def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
-    """Return True if tensors need not be adopted."""
+    """Return True if no tensor has to be adopted."""
     arrays: list[Any] = [v for v in _arrays(declared, inputs, out) if v is not None]
     if any(value.device.type == "cuda" for value in arrays):
         tensor_backend()
@@ -251,14 +244,14 @@ def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Argu
         infos(arrays)
     except ForeignError:
         return False
-    except KeyError as error:  # an unusual tensor, or one of the host beside those of a GPU
+    except KeyError as error:  # an unusual tensor, or a CPU tensor beside a GPU's
         pass_on(error)
         return False
     return True
 
 
 def may_record(arrays: Sequence[Any]) -> bool:
-    """Return True if autograd may record a use of one of these, or carry a tangent on."""
+    """Return True if a use of these may be recorded by autograd, or have a tangent."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -268,7 +261,7 @@ def may_record(arrays: Sequence[Any]) -> bool:
 
 
 def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> None:
-    """Refuse tensors whose gradients, or tangents, a result would silently not have."""
+    """Refuse tensors whose gradients, or tangents, would silently be lost."""
     if not may_record(arrays):
         return
     torch = sys.modules["torch"]
@@ -286,14 +279,14 @@ def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> No
 
 
 def _carries_tangents(torch: Any) -> bool:
-    """Return True if there are dual tensors; unknown where PyTorch renamed the level."""
+    """Return True if there may be dual tensors; False if PyTorch renamed the level."""
     return getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 
 def _arrays(
     declared: Sequence[Input], inputs: Sequence[object], out: Arguments
 ) -> Iterator[object]:
-    """Yield the arguments for arrays, one by one; subclasses of list are read as lists."""
+    """Yield arguments that are arrays, flattened; subclasses of list are read as lists."""
     for item, value in zip(declared, inputs, strict=False):
         if item.memory == "device" and item.variadic and isinstance(value, list):
             yield from list.__iter__(value)
@@ -306,12 +299,12 @@ def _arrays(
 
 
 def _of_tensor(tensor: Any) -> Any:
-    """Return the array over a tensor's memory; bfloat16 by way of int16, as in `as_tensor`."""
+    """Return an array over a tensor's memory; bfloat16 as int16 in between."""
     torch = sys.modules["torch"]
     if tensor.layout != torch.strided:
         form = str(tensor.layout)
         raise BufferError(f"it is no dense tensor, but {form} (Sparse tensors have to_dense)")
-    data = tensor.detach()  # a tensor that requires gradients lends nothing
+    data = tensor.detach()  # a tensor that requires gradients cannot be exchanged
     bits = data.view(torch.int16) if data.dtype == torch.bfloat16 else data
     if data.device.type not in ("cpu", "cuda"):
         raise BufferError(f"it is on the device {data.device}")
@@ -328,7 +321,7 @@ def _of_tensor(tensor: Any) -> Any:
 
 
 def _refuse_exchange(device: int) -> None:
-    """Refuse DLPack: one library's stream would wait for the other's, which ends a capture."""
+    """Refuse DLPack under graph capture if streams differ: a wait for the other ends a capture."""
     if not has_same_stream(device) and _is_captured(device):
         raise ProviderError(
             "under graph capture CuPy and PyTorch lend each other memory only on one stream, "
@@ -337,19 +330,16 @@ def _refuse_exchange(device: int) -> None:
 
 
 def _is_captured(device: int) -> bool:
-    """Return True if either's current stream is captured; default streams cannot be asked."""
+    """Return True if a current stream, CuPy's or PyTorch's, is being captured."""
     address, backend = sys.modules["torch"].cuda.current_stream(device).cuda_stream, cuda_backend()
     if backend.capturing(device):
         return True
-    with backend.on(device):  # PyTorch answers for the current one
+    with backend.on(device):  # PyTorch asks for its current device
         return address not in (0, 1) and tensor_backend().capturing(device)
 
 
 def _has_memory(tensor: Any) -> bool:
-    """Return True if a tensor has an address, or refuses to tell it, as one without storage does.
-
-    Such a tensor goes on to the exchange, whose error says what it is.
-    """
+    """Return True if a tensor has memory, or no storage: its exchange then raises an error."""
     try:
         return bool(tensor.data_ptr())
     except RuntimeError as error:
@@ -358,7 +348,7 @@ def _has_memory(tensor: Any) -> bool:
 
 
 def _device_exchanged(function: str, value: Any) -> Any:
-    """Take an array by CuPy's function of this name, which may switch the device."""
+    """Adopt an array by CuPy's function of this name, which may switch the device."""
     cuda_backend()
     try:
         return getattr(sys.modules["cupy"], function)(value)
@@ -368,7 +358,7 @@ def _device_exchanged(function: str, value: Any) -> Any:
 
 
 def _host_exchanged(value: Any) -> HostArray:
-    """Take an array of the host by DLPack; bfloat16, which NumPy lacks there, as a buffer."""
+    """Adopt a host array by DLPack; bfloat16, which NumPy's DLPack lacks, as a buffer."""
     try:
         return np.from_dlpack(value)
     except (RuntimeError, BufferError) as error:
@@ -380,4 +370,4 @@ def _host_exchanged(value: Any) -> HostArray:
         raise
 
 
-NONE_LENT = Lent((), (), ())  # for what is no array
+NO_FOREIGN = ForeignArrays((), (), ())  # without arrays

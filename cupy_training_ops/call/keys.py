@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Keys of calls: an array by dtype, shape, alignment and device, a host value exactly.
+"""Keys of calls: dtype, shape, alignment and device of arrays, host values exactly.
 
-Arrays of a call before are known again without them: most of the host time of a call over hundreds
-of arrays is reading and comparing what they are.
+`SameArrays` recognises the arrays of an earlier call by identity: over hundreds of arrays, making
+and comparing keys would take most of the host time.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _SCALARS = frozenset((np.bool_, np.int32, np.int64, np.float16, np.float32, np.f
 NUMBERS = _SCALARS | {int, float, bool}
 _CHANGING = NUMBERS | {tuple}
 _ATOMS = frozenset((int, float, bool, str, type(None)))
-EXACT = 2  # marshal's version that has floats in binary, and no references
-_MOST = 1024  # elements of an array that is read for a key
+EXACT = 2  # the version of marshal with binary floats and without references
+_MOST = 1024  # elements of an array whose values are part of a key
 
 CHANGES: Final = "a value that changes from call to call"  # the key of each
 
 
 class Marked(NamedTuple):
-    """A host value as part of a key, with what tells it from its equals, as 0.0 from -0.0."""
+    """A host value in a key, and a mark that differs for equal values such as 0.0 and -0.0."""
 
     value: object
     mark: object
 
 
 def host_key(value: Any) -> object:
-    """A host input as part of a key: integers as they are; KeyError for what has to be frozen."""
+    """Return the key of a host input; KeyError for a value that has to be frozen first."""
     kind = type(value)
     if kind is int or (kind is tuple and _INTEGERS.issuperset(map(type, value))):
         return value
@@ -56,7 +56,9 @@ def host_key(value: Any) -> object:
     if kind is list:
         return Marked(host_key(tuple(value)), list)
     if kind is np.ndarray and value.size <= _MOST and not value.dtype.hasobject:
-        numbers = tuple(value.tolist()) if value.ndim == 1 else None  # as converters make of it
+        numbers = (
+            tuple(value.tolist()) if value.ndim == 1 else None
+        )  # converters flatten no other arrays
         return Marked(numbers, (value.shape, value.dtype, value.tobytes()))
     if kind in _SCALARS:
         return Marked(value.item(), (kind, value.tobytes()))
@@ -64,36 +66,36 @@ def host_key(value: Any) -> object:
 
 
 def host_keys(values: Any) -> tuple[object, ...]:
-    """The `host_key` of each value of a list or tuple; TypeError for any other class."""
+    """Return the `host_key` of each value of a list or tuple; TypeError for other classes."""
     if type(values) is not list and type(values) is not tuple:
-        raise TypeError  # an array would take itself apart, another class may do anything
-    is_nested = _TUPLES.issuperset(map(type, values))  # such as View's shapes: in one go
+        raise TypeError  # iterating over another class may do anything
+    is_nested = _TUPLES.issuperset(map(type, values))  # such as View's shapes: checked at once
     if is_nested and _INTEGERS.issuperset(map(type, itertools.chain.from_iterable(values))):
         return tuple(values)
     return tuple([None if v is None else host_key(v) for v in values])
 
 
 def changing_key(value: object) -> object:
-    """A host value that changes: that there is one. KeyError for what has to be frozen first."""
+    """Return CHANGES; KeyError for a value that has to be frozen first."""
     if type(value) in _CHANGING:
         return CHANGES
     raise KeyError(type(value))
 
 
 def either_key(value: Any) -> object:
-    """Key of an array, or of there being a number."""
+    """Return the key of an array, or CHANGES for a number."""
     return CHANGES if type(value) in _CHANGING else info(value)
 
 
 def array_keys(values: object) -> tuple[object, ...]:
-    """Keys of a list of arrays; TypeError where there is no list of Python's own."""
+    """Return the keys of a list of arrays; TypeError for other classes than list and tuple."""
     if type(values) is not list and type(values) is not tuple:
         raise TypeError
     return infos(values)
 
 
 def reader(item: Input) -> Reader:
-    """How one declared input enters the key of a call."""
+    """Return the function that makes an input's key."""
     if item.memory == "either":
         return either_key
     if item.memory == "host":
@@ -104,7 +106,7 @@ def reader(item: Input) -> Reader:
 
 
 def out_key(out: Sequence[Any]) -> tuple[object, ...]:
-    """Keys of the caller's outputs, those of a variadic one in a tuple of their own."""
+    """Return the keys of `out`, a tuple for a list."""
     keys: list[object] = []
     for array in out:
         if array is None or type(array) is tuple:
@@ -116,7 +118,7 @@ def out_key(out: Sequence[Any]) -> tuple[object, ...]:
 
 
 def attribute_key(value: object) -> object:
-    """An attribute as part of a key; KeyError or TypeError for a value that cannot be hashed."""
+    """Return the key of an attribute; KeyError or TypeError for a value that is not hashable."""
     kind = type(value)
     if kind in _FORMS:
         return host_key(value)
@@ -128,10 +130,10 @@ def attribute_key(value: object) -> object:
 
 
 def exact_key(values: Sequence[object]) -> bytes:
-    """Make a key of plain values that tells 1 from 1.0 and True, and 0.0 from -0.0.
+    """Make a key that differs for 1, 1.0 and True, and for 0.0 and -0.0.
 
-    Plain are int, float, bool, str and None, and tuples and lists of them, but no subclasses. Other
-    values raise ValueError, or have a key that no plain values have.
+    For plain values: int, float, bool, str, None, and tuples and lists of these, no subclasses.
+    Others raise ValueError, or have a key that no plain value has.
     """
     return marshal.dumps(values, EXACT)  # type: ignore[arg-type]
 
@@ -144,25 +146,25 @@ def is_plain(value: object) -> bool:
 
 
 def unmark(key: object) -> object:
-    """The host value of which `host_key` made a key."""
+    """Return the host value of a `host_key`."""
     return key.value if type(key) is Marked else key
 
 
-# ---- arrays that are known again -----------------------------------------------------------------
+# ---- arrays of an earlier call -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Known:
-    """The arrays that a call had, and what tells whether another has the same."""
+class SameArrays:
+    """A guard: `has` is True for arguments with the arrays and host values of an earlier call."""
 
     backend: Backend
     declared: Sequence[Input]
     readers: Sequence[Reader]
     keys: tuple[object, ...]  # of host values
     identities: tuple[int, ...]
-    held: tuple[weakref.ref[Array], ...]
-    dead: Sequence[object]  # weak references of arrays that died: another may have the identity
-    states: list[object] | None  # what of the arrays may change while they live
+    references: tuple[weakref.ref[Array], ...]
+    dead: Sequence[object]  # references of freed arrays, whose identity may be reused
+    states: list[object] | None  # what may change of an array
 
     @classmethod
     def of(
@@ -173,24 +175,24 @@ class Known:
         inputs: Sequence[Any],
         out: Sequence[Any] = (),
         by_memory: bool = False,
-    ) -> Known | None:
-        """Make the guard of these arguments; None where they cannot be known again.
+    ) -> SameArrays | None:
+        """Make a guard of these arguments; None if they have no keys.
 
-        by_memory: arrays are the same ones also where they were given another shape.
+        by_memory: an array may change its shape.
         """
         dead = list[object]()
         try:
             arrays = _arrays(declared, inputs, out)
             if not backend.runs_kernels or all(array is None for array in arrays):
                 return None
-            held = tuple([weakref.ref(a, dead.append) for a in arrays if a is not None])
+            references = tuple([weakref.ref(a, dead.append) for a in arrays if a is not None])
             keys = _keys(declared, readers, inputs, out)
         except (KeyError, TypeError) as error:
             pass_on(error)
             return None
         states = None if by_memory else backend.states(arrays)
         identities = tuple(map(id, arrays))
-        return cls(backend, declared, readers, keys, identities, held, dead, states)
+        return cls(backend, declared, readers, keys, identities, references, dead, states)
 
     def has(self, inputs: Sequence[Any], out: Sequence[Any] = ()) -> bool:
         """Return True if these arguments are the same."""
@@ -201,7 +203,7 @@ class Known:
             if _keys(self.declared, self.readers, inputs, out) != self.keys:
                 return False
             return self.states is None or self.backend.states(arrays) == self.states
-        except (KeyError, TypeError) as error:  # an argument that has to be adopted first
+        except (KeyError, TypeError) as error:  # an argument that has to be adopted
             pass_on(error)
             return False
 
@@ -209,20 +211,20 @@ class Known:
 def _arrays(
     declared: Sequence[Input], inputs: Sequence[Any], out: Sequence[Any]
 ) -> list[Array | None]:
-    """All arrays that are given, one by one; TypeError where a list is none."""
+    """Return all arrays, flattened; TypeError if a variadic input is no list."""
     arrays: list[Array | None] = []
     for item, value in zip(declared, inputs, strict=True):
         if item.memory == "device":
             arrays += _require_list(value) if item.variadic and value is not None else (value,)
         elif item.memory == "either":
             arrays.append(value if is_array(value) else None)
-    for given in out:
-        arrays += given if isinstance(given, tuple) else (given,)
+    for value in out:
+        arrays += value if isinstance(value, tuple) else (value,)
     return arrays
 
 
 def _require_list(value: Any) -> Sequence[Any]:
-    """Return a list or tuple; TypeError for an array, and for a class that may have no end."""
+    """Return a list or tuple; TypeError for other classes, which may be endless."""
     if type(value) not in (list, tuple):
         raise TypeError
     values: Sequence[Any] = value
@@ -232,13 +234,13 @@ def _require_list(value: Any) -> Sequence[Any]:
 def _keys(
     declared: Sequence[Input], readers: Sequence[Reader], inputs: Sequence[Any], out: Sequence[Any]
 ) -> tuple[object, ...]:
-    """Key that tells calls with the same arrays apart: lengths of lists, host values."""
-    lengths = tuple([len(given) if isinstance(given, tuple) else None for given in out])
+    """Return what may differ between calls with the same arrays: lengths of lists, host values."""
+    lengths = tuple([len(value) if isinstance(value, tuple) else None for value in out])
     return lengths, tuple(map(_key, declared, readers, inputs))
 
 
 def _key(item: Input, read: Reader, value: object) -> object:
-    """Key of one input; KeyError or TypeError where it has to be adopted first."""
+    """Return the key of an input but for its arrays; KeyError or TypeError as `reader`'s."""
     if item.memory == "device" and isinstance(value, list | tuple):
         return len(value)
     if value is None or (item.memory != "host" and is_array(value)):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Dense arrays: every byte from the first to the last is an element's, dimensions in any order.
+"""Orders of dimensions in memory of dense arrays, which have no gaps between elements.
 
-An order names the dimensions from the outermost in memory to the innermost. That of (n, c, h, w) is
-(0, 1, 2, 3) of a C-contiguous array and (0, 2, 3, 1) with the channels last.
+An order lists the dimensions from the largest stride to the smallest: of (n, c, h, w) it is
+(0, 1, 2, 3) for a C-contiguous array and (0, 2, 3, 1) with channels last.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Order = tuple[int, ...]
 
 
 def order(info: ArrayInfo) -> Order | None:
-    """The order of an array's dimensions; None where it is not dense."""
+    """Return the order of an array's dimensions, or None if it is not dense."""
     if info.strides is None:
         return tuple(range(len(info.shape)))
     return order_of(info.shape, info.strides, info.dtype.itemsize)
 
 
 def order_of(shape: Shape, strides: Shape, step: int) -> Order | None:
-    """The order of dimensions of these strides; None where they are not dense.
+    """Return the order of dimensions with these strides, or None if they are not dense.
 
     step: the stride between neighbouring elements: 1, or an element's bytes.
     """
@@ -43,7 +43,7 @@ def order_of(shape: Shape, strides: Shape, step: int) -> Order | None:
 def common(
     op: str, arrays: Sequence[tuple[str, ArrayInfo]], results: Sequence[Spec]
 ) -> Order | None:
-    """The order that the dense arrays of one shape share; None where all are C-contiguous."""
+    """Return the order that dense arrays of one shape share; None: all are C-contiguous."""
     strided = next((name for name, info in arrays if info.strides is not None), None)
     if strided is None:
         return None
@@ -55,7 +55,7 @@ def common(
 
 
 def check_alike(op: str, arrays: Sequence[tuple[str, ArrayInfo]]) -> None:
-    """Refuse an array that lies otherwise than the first."""
+    """Refuse an array whose order differs from the first."""
     for name, info in arrays[1:]:
         first, like = arrays[0]
         if _significant(info) != _significant(like):
@@ -64,7 +64,7 @@ def check_alike(op: str, arrays: Sequence[tuple[str, ArrayInfo]]) -> None:
 
 
 def own_order(op: str, name: str, info: ArrayInfo) -> Order | None:
-    """The order of an array with its channels last; None where it is C-contiguous."""
+    """Return the order of a channels-last array; None: it is C-contiguous."""
     if info.strides is None:
         return None
     n = len(info.shape)
@@ -75,7 +75,7 @@ def own_order(op: str, name: str, info: ArrayInfo) -> Order | None:
 
 
 def check(op: Declaration, name: str, info: ArrayInfo, declared: str, any_layout: bool) -> None:
-    """Refuse an array that does not lie as the one that is declared may."""
+    """Refuse an array whose layout the declaration does not allow."""
     if declared in op.lies_as.inputs:
         own_order(op.name, name, info)
     elif any_layout:
@@ -87,20 +87,20 @@ def check(op: Declaration, name: str, info: ArrayInfo, declared: str, any_layout
 def of_results(
     op: Declaration, names: Iterable[str], inputs: Mapping[str, ArrayInfo | None]
 ) -> list[Order | None]:
-    """The orders of new results that lie as an input does; None for others."""
+    """Return the orders of results that follow an input's; None for others."""
     like = [inputs.get(op.lies_as.inputs.get(name, "")) for name in names]
     return [None if info is None else own_order(op.name, "", info) for info in like]
 
 
 def _significant(info: ArrayInfo) -> Order:
-    """The order without dimensions of one element, whose place means nothing."""
+    """Return the order without dimensions of extent 1, whose strides are arbitrary."""
     return tuple(d for d in order(info) or () if info.shape[d] != 1)
 
 
 def maker(
     backend: Backend, spec: Spec, device: int, dimensions: Order | None
 ) -> Callable[[], Array]:
-    """Return a function that makes an array with its dimensions in this order."""
+    """Return a function that allocates an array with its dimensions in this order."""
     if dimensions is None or len(dimensions) != len(spec.shape):
         return backend.maker(spec, device)
     shape = tuple(spec.shape[d] for d in dimensions)

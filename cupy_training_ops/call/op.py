@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The operator base: BIND, CHECK, INFER, ALLOC, EMPTY, RUN; see docs/architecture.md.
 
-The first call with a given set of dtypes, shapes and alignments goes through all six stages and is
-remembered; later ones go from the look-up straight to the launch.
+The first call with some dtypes, shapes and alignments goes through all six stages and is cached;
+later ones go from the look-up straight to the launch.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ from .backends import BACKENDS, TENSORS, ForeignError, info
 from .bound import BoundCall, OpenCall, bind
 from .checks import frozen_attributes
 from .help import Help
-from .interop import Lent
+from .interop import ForeignArrays
 from .operator import Operator
 from .prepare import prepare, select_outputs
 from .prepared import Arguments
 from .run import Call, Placed
 
-# What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
+# Keys of inputs and `out`, names of outputs, the placement of calls without arrays.
 Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object]
 
-_MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
+_MAX_REMEMBERED = 1024  # cached calls of an instance
 _NO_OUT = (None,)
 _MAX_SHARED = 256  # instances of an operator
 
 
 @dataclass(frozen=True)
 class LastCall:
-    """A call that was made, and what tells whether the next one has the same arrays."""
+    """The last call over lists, and the guard that recognises its arrays."""
 
     call: Call
-    known: keys.Known
+    arrays: keys.SameArrays
     outputs: Sequence[str] | None
     placed: Placed | None
 
     def has(self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None) -> bool:
-        """Return True if a call with these arguments is the same."""
-        missing = len(self.known.declared) - len(inputs)
+        """Return True if the arguments are those of this call."""
+        missing = len(self.arrays.declared) - len(inputs)
         try:
             if missing < 0 or outputs != self.outputs:
                 return False
-        except (TypeError, ValueError):  # an array, which has to be refused
+        except (TypeError, ValueError):  # an array, which is refused later
             return False
-        return self.known.has(inputs + (None,) * missing, out)
+        return self.arrays.has(inputs + (None,) * missing, out)
 
     def again(self, inputs: Arguments, out: Arguments) -> object:
-        """The call, without a comparison of memory."""
+        """Run the call again, without a check for overlap."""
         inputs, out, arrays = self.call.unpack(inputs, out)
         return self.call.finish(inputs, arrays, out, None, self.placed)
 
 
 class Op(Operator):
-    """One operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
+    """An operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
     __signature__ = Signatures()
 
@@ -69,7 +69,7 @@ class Op(Operator):
     _last: list[LastCall]
     _readers: ClassVar[tuple[keys.Reader, ...]]
     _has_lists: ClassVar[bool]
-    _says_where: ClassVar[bool]  # its calls depend on what `placement` says
+    _says_where: ClassVar[bool]  # overrides `placement`
     _shared: ClassVar[dict[object, Op]]
 
     def __init_subclass__(cls) -> None:
@@ -80,7 +80,7 @@ class Op(Operator):
         cls._readers = tuple(map(keys.reader, cls.inputs))
         cls._says_where = cls.placement is not Op.placement
         cls._shared = {}
-        if hasattr(cls, "outputs"):  # a base class has no text of its own
+        if hasattr(cls, "outputs"):  # not a base class
             cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, **attributes: object) -> None:
@@ -92,11 +92,11 @@ class Op(Operator):
 
     @classmethod
     def shared(cls, **attributes: object) -> Self:
-        """The instance with these attributes that functions and codecs share; errors as `cls`."""
+        """Return the instance that functions and codecs share; raises what `cls` does."""
         try:
             key = tuple([(name, keys.attribute_key(value)) for name, value in attributes.items()])
             op = cls._shared.get(key)
-        except (KeyError, TypeError) as error:  # what cannot be part of a key
+        except (KeyError, TypeError) as error:  # not hashable
             pass_on(error)
             return cls.to_share(**attributes)
         if op is None:
@@ -108,7 +108,7 @@ class Op(Operator):
 
     @classmethod
     def to_share(cls, **attributes: object) -> Self:
-        """An instance for all calls of the function with these attributes."""
+        """Make the instance that `shared` returns."""
         return cls(**attributes)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -140,7 +140,7 @@ class Op(Operator):
         or anything with `__dlpack__`, C-contiguous and on one device; none is copied or converted.
         Operators that work element by element take any dense layout that all arrays share; arrays
         of batch normalisation and of convolutions may have their channels last. Where all arrays
-        are PyTorch's, the results are too; what was given in `out` comes back itself. While
+        are PyTorch's, the results are too; arrays in `out` are returned themselves. While
         autograd records, tensors that require gradients are data to encoders and optimizers, and
         refused by others.
 
@@ -158,67 +158,67 @@ class Op(Operator):
         """
         if by_name:
             inputs = in_order(self.declaration, inputs, by_name)
-        given = _NO_OUT if out is None else out if type(out) is tuple else (out,)
-        if self._has_lists and workspace is None:  # arrays of the call before are known again
-            last = next(iter(self._last), None)  # once: another thread may put its own there
-            if last and last.has(inputs, given, outputs):
-                return last.again(inputs, given)
+        arrays = _NO_OUT if out is None else out if type(out) is tuple else (out,)
+        if self._has_lists and workspace is None:
+            last = next(iter(self._last), None)  # read once: another thread may replace it
+            if last and last.has(inputs, arrays, outputs):
+                return last.again(inputs, arrays)
         key: Key | None
         try:
-            key = self._call_key(inputs, given, outputs)
+            key = self._call_key(inputs, arrays, outputs)
             call = self._remembered.get(key)
         except ForeignError:
             key = call = None
-        except (KeyError, TypeError) as error:  # an unusual array, or a value that tells nothing
+        except (KeyError, TypeError) as error:  # an unusual array, or a value without a key
             pass_on(error)
             key = call = None
         if call is None:
-            return self._call_anew(key, inputs, given, outputs, workspace)
+            return self._prepare_and_call(key, inputs, arrays, outputs, workspace)
         if self._has_lists:
-            return self._run_lists(call, inputs, given, outputs, workspace)
-        return call(inputs, given, workspace)
+            return self._run_lists(call, inputs, arrays, outputs, workspace)
+        return call(inputs, arrays, workspace)
 
     def _run_lists(
         self,
         call: Call,
         inputs: Arguments,
-        given: Arguments,
+        out: Arguments,
         outputs: Sequence[str] | None,
         workspace: object,
     ) -> object:
-        """Run a call over lists, and note its arrays, which the next call may have again."""
-        inputs, flat, arrays = call.unpack(inputs, given)
+        """Run a call over lists, and note its arrays, which the next call may repeat."""
+        inputs, flat, arrays = call.unpack(inputs, out)
         placed = call.place(arrays, flat)
-        known = keys.Known.of(call.backend, self.inputs, self._readers, inputs, given)
+        same = keys.SameArrays.of(call.backend, self.inputs, self._readers, inputs, out)
         names = None if outputs is None else tuple(outputs)  # a list might change
-        self._last[:] = [] if known is None else [LastCall(call, known, names, placed)]
+        self._last[:] = [] if same is None else [LastCall(call, same, names, placed)]
         return call.finish(inputs, arrays, flat, workspace, placed)
 
-    def _call_anew(
+    def _prepare_and_call(
         self,
         key: object,
         inputs: Arguments,
-        given: Arguments,
+        out: Arguments,
         outputs: Sequence[str] | None,
         workspace: object,
     ) -> object:
-        """A call of a new kind, or with arguments that have to be adopted first.
+        """Run a call that is not cached, or whose arguments have to be adopted.
 
-        It is remembered by what its arguments were, too: numbers and lists have many forms.
+        It is cached by the key of its arguments as they were, too.
         """
-        lent = self.lend(inputs, given)
-        with lent.stream():
-            call, taken, out = self.prepared_call(inputs, given, outputs, lent)
-            old = self.declaration.other_outputs  # names that each call is warned of
-            if key is not None and not lent and old.keys().isdisjoint(outputs or ()):
+        foreign = self.foreign_arrays(inputs, out)
+        with foreign.stream():
+            call, adopted, out = self.prepared_call(inputs, out, outputs, foreign)
+            old = self.declaration.other_outputs  # deprecated names, which warn at each call
+            if key is not None and not foreign and old.keys().isdisjoint(outputs or ()):
                 self._remember(key, call)
-            if self._has_lists and not lent:
-                return self._run_lists(call, taken, out, outputs, workspace)
-            result = call(taken, out, workspace)
-            if lent and call.writes:
-                _, flat, arrays = call.unpack(taken, out)
-                lent.raise_versions(call.writes, arrays + flat)
-            return lent.give_back(result)
+            if self._has_lists and not foreign:
+                return self._run_lists(call, adopted, out, outputs, workspace)
+            result = call(adopted, out, workspace)
+            if foreign and call.writes:
+                _, flat, arrays = call.unpack(adopted, out)
+                foreign.raise_versions(call.writes, arrays + flat)
+            return foreign.give_back(result)
 
     def bound(
         self,
@@ -231,9 +231,9 @@ class Op(Operator):
     ) -> BoundCall | OpenCall:
         """The call with these arguments, checked once, as an object that only launches.
 
-        An input given as `...` stays open: each call of the object gives it by name, and checks it.
+        An input `...` stays open: each call of the object passes it by name, and checks it.
         The object also takes, by name, values that change from call to call (a learning rate, a
-        step); the others stay what they were here. Arrays, also new outputs, are kept as long as
+        step); others stay as bound. Arrays, also new outputs, live as long as
         the object. It may be called on any stream, as an ordinary call. Raises what a call would.
         """
         if by_name:
@@ -254,66 +254,71 @@ class Op(Operator):
         """
         if by_name:
             inputs = in_order(self.declaration, inputs, by_name)
-        given = out if type(out) is tuple else (out,)
-        call, *_ = self.prepared_call(inputs, given, outputs, self.lend(inputs, given))
+        arrays = out if type(out) is tuple else (out,)
+        call, *_ = self.prepared_call(inputs, arrays, outputs, self.foreign_arrays(inputs, arrays))
         return call.workspace_nbytes
 
     def prepared_call(
-        self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None, lent: Lent
+        self,
+        inputs: Arguments,
+        out: Arguments,
+        outputs: Sequence[str] | None,
+        foreign: ForeignArrays,
     ) -> tuple[Call, Arguments, Arguments]:
-        taken, given, key = self._adopt(inputs, out, outputs, lent)
+        inputs, out, key = self._adopt(inputs, out, outputs, foreign)
         call = self._remembered.get(key)
         if call is None:
-            call = prepare(self._forgetful(), *key[:3])
+            call = prepare(self._without_cache(), *key[:3])
             self._remember(key, call)
-        if lent.has_unwritable:
-            _, flat, arrays = call.unpack(taken, given)
-            lent.refuse_unwritable(call.prepared, (*arrays, *flat))
-        return call, taken, given
+        if foreign.has_unwritable:
+            _, flat, arrays = call.unpack(inputs, out)
+            foreign.refuse_unwritable(call.prepared, (*arrays, *flat))
+        return call, inputs, out
 
     def _remember(self, key: object, call: Call) -> None:
         if len(self._remembered) >= _MAX_REMEMBERED:
             self._remembered.clear()
         self._remembered[key] = call
 
-    def _forgetful(self) -> Self:
-        """This operator with a memory of its own, which stays empty.
+    def _without_cache(self) -> Self:
+        """Return a copy without cached calls, for checks and plans to reference.
 
-        Checks and functions of a plan may hold it: a remembered call that held the operator itself
-        would be a circle, and leave scratch memory to the garbage collector.
+        If a cached call referenced the operator itself, that cycle would leave scratch memory to
+        the garbage collector.
         """
         twin = object.__new__(type(self))
         vars(twin).update(vars(self), _remembered={}, _last=[])
         return twin
 
     def _adopt(
-        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None, lent: Lent
+        self,
+        inputs: Arguments,
+        out: Arguments,
+        outputs: Sequence[str] | None,
+        foreign: ForeignArrays,
     ) -> tuple[Arguments, Arguments, Key]:
-        """Inputs and outputs in forms that have a backend, and the key of the call."""
+        """Adopt inputs and `out`; return them, and the key of the call."""
         checks.count(self.name, self.inputs, len(inputs))
         pairs = zip(self.inputs, inputs, strict=False)
-        taken = tuple([adopt_input(self.name, item, value, lent) for item, value in pairs])
-        out = tuple([adopt_out(self.name, value, lent) for value in given])
+        inputs = tuple([adopt_input(self.name, item, value, foreign) for item, value in pairs])
+        out = tuple([adopt_out(self.name, value, foreign) for value in out])
         names = None if outputs is None else select_outputs(self.declaration, outputs)
-        return taken, out, self._call_key(taken, out, names)
+        return inputs, out, self._call_key(inputs, out, names)
 
-    def _call_key(self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None) -> Key:
-        """Key of a call: what its plan may depend on of arrays, and static host values.
-
-        KeyError or TypeError where an input is not in a form that tells.
-        """
+    def _call_key(self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None) -> Key:
+        """Return the key of a call; KeyError or TypeError if an argument has to be adopted."""
         if len(inputs) > len(self._readers):
             checks.count(self.name, self.inputs, len(inputs))
         known: list[object] = []
         for read, value in zip(self._readers, inputs, strict=False):  # a comprehension is a call
             if value is None:
                 known.append(None)
-            elif read is info:  # with a call less
+            elif read is info:  # `info`, inlined
                 kind = type(value)
                 known.append((BACKENDS.get(kind) or TENSORS[kind]).info(value))
             else:
                 known.append(read(value))
-        out = given if given is _NO_OUT else keys.out_key(given)
+        out = out if out is _NO_OUT else keys.out_key(out)
         names = tuple(outputs) if type(outputs) is list else outputs
         return tuple(known), out, names, self._says_where and self.placement()
 

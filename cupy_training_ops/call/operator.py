@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The operator as a call knows it beside its declaration: output rule, plan, NumPy function."""
+"""Base class of operators: output rule, plan, NumPy function, checks of values."""
 
 from __future__ import annotations
 
@@ -14,100 +14,106 @@ from ..device.source import Source, load
 from ..device.workspace import Workspaces
 from ..errors import ArgumentError
 from ..plan import Device, Plan
-from .interop import Lent
+from .interop import ForeignArrays
 from .prepared import Arguments, Prepared
 from .run import Call
 
 
 class Operator(Declares):
-    """Base of `Op`: what an operator writes, and the values by which it is called."""
+    """Base of `Op`: the methods that operators override, and what a call asks of one."""
 
-    declaration: ClassVar[Declaration]  # all of `Declares`, and what follows from them
+    declaration: ClassVar[Declaration]  # the checked form of `Declares`
     workspaces: Workspaces
 
     @property
     def attribute_values(self) -> dict[str, object]:
-        """The frozen attributes by name."""
+        """Return the frozen attributes by name."""
         return {attribute.name: getattr(self, attribute.name) for attribute in self.attributes}
 
     def infer(self, *inputs: Any) -> tuple[Inferred, ...]:
-        """Output specs from input specs; refuses shapes that do not fit together."""
+        """Return output specs for input specs; refuse shapes that do not fit."""
         raise NotImplementedError
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """The steps for these inputs and outputs: a pure function of what it is given."""
+        """Return the steps for these inputs and outputs: a pure function of its arguments."""
         raise NotImplementedError
 
     def check_numbers(self, *inputs: object) -> None:
-        """Refuse numbers that change from call to call by more than `convert` can look at.
+        """Refuse changing numbers by a check that needs other inputs, too.
 
-        inputs: as `infer` has them, with the numbers of this call in their places.
+        inputs: as of `infer`, with the numbers of this call.
         """
 
     @property
     def checks_numbers(self) -> bool:
-        """Return True if `check_numbers` does anything."""
+        """Return True if `check_numbers` is overridden."""
         return type(self).check_numbers is not Operator.check_numbers
 
     def check_values(self, *inputs: object) -> None:
-        """Refuse what arrays hold. Runs where the attribute `check` is True, after all other
-        checks, and waits for the device."""
+        """Refuse arrays by their elements. Runs last, if the attribute `check` is True, and waits
+        for the device."""
 
     def supply(self, *inputs: object) -> object:
-        """Make the value of an input that the caller left out, and that the operator supplies.
+        """Return the value of a `supplied` input that the caller left out.
 
-        Example: seed and offset of a dropout, drawn for each call. At most one input is declared
-        `supplied`. inputs: as the CPU function takes them. Not called if all outputs are empty.
+        Example: seed and offset of a dropout, drawn for each call. At most one input is
+        `supplied`. inputs: as for the CPU function. Not called if all outputs are empty.
         """
         raise NotImplementedError
 
     def supply_always(self) -> object:
-        """The value of a supplied input if each call has the same one; None: call `supply`."""
+        """Return a supplied input's value if it is the same in each call; None: call `supply`."""
         return None
 
     def placement(self) -> tuple[Backend, int]:
-        """The backend and the device of a call without arrays."""
+        """Return the backend and the device of a call without arrays."""
         raise ArgumentError(f"{self.name}: expected at least one array, got none")
 
     def own_call(self, prepared: Prepared) -> Call | None:
-        """A way of its own to run; None for the CPU provider's function and plans."""
+        """Return the operator's own kind of call; None: the CPU function or the plan."""
         return None
 
     @property
     def knows_tensors(self) -> bool:
-        """Return True if tensors need not be adopted: `check_values` reads CuPy's arrays."""
+        """Return True if tensors need not be adopted; `check_values` needs CuPy's arrays."""
         return self.takes_tensors and not self._looks_at_values
 
-    def lend(self, inputs: Arguments, out: Arguments) -> Lent:
-        """Arrays that other libraries lend to a call with these arguments."""
-        return Lent(self.inputs, inputs, out, natively=self.knows_tensors, detaches=self.detaches)
+    def foreign_arrays(self, inputs: Arguments, out: Arguments) -> ForeignArrays:
+        """Return the notes of foreign arrays of a call with these arguments."""
+        return ForeignArrays(
+            self.inputs, inputs, out, natively=self.knows_tensors, detaches=self.detaches
+        )
 
     @classmethod
     def source(cls) -> Source:
-        """The family's CUDA source."""
+        """Return the family's CUDA source."""
         return load(cls.family, cls.source_folder)
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
-        """The family's NumPy function, the operator's name in snake case."""
+        """Return the NumPy function: the operator's name in snake case, in the family's module."""
         _, reference = home(cls.__module__)
         return getattr(importlib.import_module(reference), cls.function_name)  # type: ignore[no-any-return]
 
     def cpu_attributes(self) -> dict[str, object]:
-        """Keywords of the NumPy function: the attributes."""
+        """Return keywords of the NumPy function: the attributes."""
         return self.attribute_values
 
     def checks(self) -> tuple[Callable[..., None], ...]:
-        """Checks of each call that read the values of arrays."""
+        """Return the checks that read the values of arrays."""
         return (self.check_values,) if self._looks_at_values else ()
 
     @property
     def _looks_at_values(self) -> bool:
-        """Return True if the instance has an attribute `check` that is True; a method is none."""
+        """Return True if the operator has an attribute `check` that is True."""
         return bool(vars(self).get("check"))
 
     def prepared_call(
-        self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None, lent: Lent
+        self,
+        inputs: Arguments,
+        out: Arguments,
+        outputs: Sequence[str] | None,
+        foreign: ForeignArrays,
     ) -> tuple[Call, Arguments, Arguments]:
-        """The call that fits, and its arguments in forms that have a backend."""
+        """Return the cached or new call for these arguments, and the arguments adopted."""
         raise NotImplementedError

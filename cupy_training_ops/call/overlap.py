@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Memory that one call writes and another argument of it shares."""
+"""Checks that what a call writes shares no memory with its other arguments."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ from ..errors import ArgumentError
 Span = tuple[int, int]  # first address, and the first one after it
 Addresses = np.ndarray[Any, np.dtype[np.int64]]
 
-_LAST = 2**63 - 1  # behind all addresses
-MANY = 32  # spans from which on NumPy compares them sooner than Python
+_LAST = 2**63 - 1  # above all addresses
+MANY = 32  # spans; from here on NumPy is faster than Python
 
 
 class Written(NamedTuple):
-    """An array that a call writes, by its place among the call's arrays.
-
-    `partners` are the places of inputs that may be the very same array.
-    """
+    """Index of an array that a call writes; partners: inputs that may be the same array."""
 
     place: int
     partners: tuple[int, ...] = ()
 
 
 class Overlap:
-    """The check of one kind of call: nothing that it writes shares memory with anything else."""
+    """The check of a cached call: nothing that it writes shares memory with another array."""
 
     def __init__(
         self,
@@ -38,7 +35,7 @@ class Overlap:
         written: Sequence[Written],
         not_accessed: Sequence[int] = (),
     ) -> None:
-        """`sizes` are bytes; arrays that are absent or that a call does not look at count as 0."""
+        """sizes: in bytes; 0 for arrays that are absent or not accessed."""
         self._op = op
         self._names = names
         self._sizes = [0 if place in not_accessed else n for place, n in enumerate(sizes)]
@@ -47,24 +44,24 @@ class Overlap:
         self._is_written = np.isin(np.arange(len(sizes)), list(self._places))
         self._n_bytes = np.array(self._sizes, np.int64)
         self._partners = [(w.place, p) for w in written for p in w.partners]
-        self._apart: Sequence[int] = ()  # the last addresses at which no two arrays shared memory
+        self._apart: Sequence[int] = ()  # the addresses that passed last
 
-    def looks_at(self, places: Sequence[int]) -> bool:
-        """Return True if one of the arrays at these places is written, or may be one that is."""
+    def involves(self, places: Sequence[int]) -> bool:
+        """Return True if one of these arrays is written, or may be the same as a written one."""
         named = self._places | {partner for _, partner in self._partners}
         return not named.isdisjoint(places)
 
     def spans(self, addresses: Sequence[int]) -> list[Span]:
-        """Spans that are written, in their order."""
+        """Return written spans, sorted."""
         written = ((addresses[p], addresses[p] + self._sizes[p]) for p in self._places)
         return sorted((start, end) for start, end in written if start < end)
 
     def sizes(self, places: Sequence[int]) -> list[int]:
-        """Bytes of these arrays."""
+        """Return the bytes of these arrays."""
         return [self._sizes[place] for place in places]
 
     def refuse(self, addresses: Sequence[int]) -> None:
-        """Raise ArgumentError where two of the arrays, one of them written, share memory."""
+        """Raise ArgumentError if a written array shares memory with another."""
         if addresses == self._apart:
             return
         if len(self._written) == 1:
@@ -74,7 +71,7 @@ class Overlap:
         self._apart = addresses
 
     def _compare(self, addresses: Sequence[int], written: Written) -> None:
-        """The common case: one written array against all others."""
+        """Compare one written array, the common case, with all others."""
         start, size = addresses[written.place], self._sizes[written.place]
         if not size:
             return
@@ -86,7 +83,7 @@ class Overlap:
                 self._raise(place, written.place)
 
     def _any_shared(self, addresses: Sequence[int]) -> bool:
-        """Return True if a sweep would refuse: each span against all that end last before it."""
+        """Return True if a sweep would refuse."""
         starts = np.array(addresses, np.uint64).astype(np.int64)
         counted = self._n_bytes > 0
         if self._partners:
@@ -100,9 +97,9 @@ class Overlap:
         return bool(np.any(first[1:] < np.where(is_written[1:], last, last_written)))
 
     def _sweep(self, addresses: Sequence[int]) -> None:
-        """In the order of addresses, each span with the one before it that ends last."""
+        """Compare each span, in the order of addresses, with the earlier one that ends last."""
         same = self._same(addresses)
-        every = written = (0, -1)  # the end and the place of what ends last
+        every = written = (0, -1)  # end and index of the span that ends last
         pairs = enumerate(zip(addresses, self._sizes, strict=True))
         spans = ((start, start + n, p) for p, (start, n) in pairs if n and p not in same)
         for start, end, place in sorted(spans):
@@ -116,7 +113,7 @@ class Overlap:
                 written = end, place
 
     def _same(self, addresses: Sequence[int]) -> frozenset[int]:
-        """The partners that are the very arrays that are written."""
+        """Return partners that are the same array as the one written."""
         sizes = self._sizes
         return frozenset(
             p for w, p in self._partners if addresses[p] == addresses[w] and sizes[p] == sizes[w]
@@ -129,20 +126,20 @@ class Overlap:
         )
 
 
-class Beside:
-    """The check of `Overlap` for call after call in which only some of the arrays are new.
+class RepeatedOverlap:
+    """An `Overlap` check for repeated calls in which only some arrays, at `places`, are new.
 
-    Where none of these is written, each is looked for among the spans that are, which stay.
+    If these are only read, they are searched in the written spans, which stay the same.
     """
 
     def __init__(self, overlap: Overlap, places: Sequence[int]) -> None:
         self._overlap, self._places = overlap, np.array(places, np.intp)
-        self._is_simple = bool(places) and not overlap.looks_at(places)
+        self._is_simple = bool(places) and not overlap.involves(places)
         self._sizes = np.array(overlap.sizes(places), np.int64)
-        self._known: Addresses | None = None  # spans that are written, in their order
+        self._known: Addresses | None = None  # written spans, sorted
 
     def refuse(self, addresses: Addresses) -> None:
-        """Raise ArgumentError where two of the arrays, one of them written, share memory."""
+        """Raise ArgumentError if a written array shares memory with another."""
         known = self._known
         if known is None or self._may_share(addresses[self._places], known):
             every = addresses.tolist()

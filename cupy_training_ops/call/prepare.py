@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""BIND, CHECK and INFER: from what is known of a call's arguments to a Call that only runs."""
+"""BIND, CHECK and INFER: from the key of a call to a checked `Call`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .run import Call, CpuCall, EmptyCall, KernelCall
 from .tiling import PIECE, Pieces
 
 Outputs = Sequence[str] | None
-Keys = Sequence[Any]  # what is known of arguments: Info of arrays, what `host_key` makes of others
+Keys = Sequence[Any]  # Info of arrays, `host_key` of other arguments
 
 
 def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
-    """All checks of one call, in the same order and with the same words on every provider.
+    """Check a call, in the same order and with the same messages on every provider.
 
-    `inputs` and `out` are the parts of the call's key.
+    inputs, out: the parts of the call's key.
     """
     declared = op.declaration
     keys, supplied = _every_key(declared, inputs)
@@ -45,13 +45,14 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
     specs = _specs(declared, keys, fixed)
     names = select_outputs(declared, outputs)
     results, counts = _results(declared, op.infer(*specs), names, arrays)
-    given = _check_out(declared, results, counts, out, free)
+    own_out = _check_out(declared, results, counts, out, free)
     infos = {a.name: a.info for a in arrays}
-    lying = layout.of_results(declared, [r.name for r in results], infos)
-    results = tuple(replace(r, order=o) for r, o in zip(results, lying, strict=True))
-    order = _order(declared, arrays, results, given) if free else None
+    orders = layout.of_results(declared, [r.name for r in results], infos)
+    results = tuple(replace(r, order=o) for r, o in zip(results, orders, strict=True))
+    order = _order(declared, arrays, results, own_out) if free else None
     if declared.lies_as.alike:
-        layout.check_alike(declared.name, _lying(arrays, results, given, declared.lies_as.inputs))
+        alike = _infos(arrays, results, own_out, declared.lies_as.inputs)
+        layout.check_alike(declared.name, alike)
     prepared = Prepared(
         op=op.name,
         inputs=op.inputs,
@@ -59,9 +60,9 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
         changing=tuple(place for place, key in enumerate(keys) if key is CHANGES),
         arrays=arrays,
         results=results,
-        out=given,
+        out=own_out,
         counts=counts,
-        placement=_placement(op, arrays, results, given),
+        placement=_placement(op, arrays, results, own_out),
         order=order,
         checks=op.checks(),
         check_numbers=_number_check(op, specs),
@@ -76,7 +77,7 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
 def _number_check(
     op: Operator, specs: Sequence[object]
 ) -> Callable[[Mapping[int, object]], None] | None:
-    """Make the check of the numbers that change, which stand in the places of `Changing`."""
+    """Return a function that checks the changing numbers of a call, by index."""
 
     def check(values: Mapping[int, object]) -> None:
         op.check_numbers(*(values.get(place, spec) for place, spec in enumerate(specs)))
@@ -85,7 +86,7 @@ def _number_check(
 
 
 def select_outputs(op: Declaration, outputs: Outputs) -> tuple[str, ...]:
-    """The names of the outputs to compute."""
+    """Return the names of the outputs to compute."""
     declared = tuple(output.name for output in op.outputs)
     if outputs is None:
         return declared
@@ -98,7 +99,7 @@ def select_outputs(op: Declaration, outputs: Outputs) -> tuple[str, ...]:
 
 
 def _every_key(op: Declaration, inputs: Keys) -> tuple[list[Any], int | None]:
-    """A key for each declared input; the place of the one that the caller left to the operator."""
+    """Return a key for each declared input, and the index of one that the operator supplies."""
     checks.count(op.name, op.inputs, len(inputs))
     keys = [*inputs, *[None] * (len(op.inputs) - len(inputs))]
     places = (i for i, item in enumerate(op.inputs) if item.supplied and keys[i] is None)
@@ -109,7 +110,7 @@ def _every_key(op: Declaration, inputs: Keys) -> tuple[list[Any], int | None]:
 
 
 def _freeze(op: Declaration, declared: Input, key: Any) -> object:
-    """The frozen value of a static host input; None for an array, and for what changes."""
+    """Freeze a static host input; None for an array or a changing value."""
     if key is None and declared.memory != "device" and not declared.optional:
         refuse(op.name, declared.name, "a value", "None")
     if declared.memory != "host" or key is None or key is CHANGES:
@@ -120,7 +121,7 @@ def _freeze(op: Declaration, declared: Input, key: Any) -> object:
 
 
 def _arrays(op: Declaration, keys: Keys) -> Iterator[Named]:
-    """Every array under its own name: the second of a variadic X is X[1]."""
+    """Yield every array with its name: the second of a variadic X is X[1]."""
     for declared, key in zip(op.inputs, keys, strict=True):
         if declared.memory == "host" or key is CHANGES:
             continue
@@ -136,14 +137,14 @@ def _info(key: Info | None) -> ArrayInfo | None:
 
 
 def _have_one_shape(arrays: Sequence[Named]) -> bool:
-    """Return True if elements correspond by their place: no array is a row of another."""
+    """Return True if all arrays have one shape, so that none is broadcast."""
     return len({a.info.shape for a in arrays if a.info and not a.declared.not_accessed}) == 1
 
 
 def _check_inputs(
     op: Declaration, values: Mapping[str, object], arrays: Sequence[Named], loose: Container[str]
 ) -> None:
-    """`values` are the attributes'; `loose` the inputs that need not be C-contiguous."""
+    """values: of attributes. loose: names of inputs that need not be C-contiguous."""
     bound: checks.Bindings = {}
     for attribute in op.attributes:
         value = values[attribute.name]
@@ -163,7 +164,7 @@ def _check_inputs(
 
 
 def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:
-    """Arguments of `infer` and `plan`: placed specs, tuples of them, Changing, host values."""
+    """Return the arguments of `infer` and `plan`: specs, tuples of them, Changing, host values."""
     specs: list[object] = []
     n_arrays = 0
     for place, (declared, key) in enumerate(zip(op.inputs, keys, strict=True)):
@@ -181,8 +182,8 @@ def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object
 
 
 def _place(key: Info | None, place: int, may_lie: bool = False) -> Spec | None:
-    # place: the array's number among all inputs that are arrays. may_lie: the operator also
-    # takes it with channels last, as it is where it is not C-contiguous.
+    # place: index among all arrays. may_lie: channels may be last, as they are if the array is not
+    # C-contiguous.
     if key is None:
         return None
     info = ArrayInfo.of(key)
@@ -192,7 +193,7 @@ def _place(key: Info | None, place: int, may_lie: bool = False) -> Spec | None:
 def _results(
     op: Declaration, inferred: Sequence[Inferred], names: tuple[str, ...], arrays: Sequence[Named]
 ) -> tuple[tuple[Result, ...], tuple[int | None, ...]]:
-    """Inferred outputs, variadic ones taken apart; no spec for one that is not computed."""
+    """Return inferred outputs, lists flattened, and the lengths of lists."""
     places = {a.name: place for place, a in enumerate(arrays) if a.info is not None}
     results: list[Result] = []
     counts: list[int | None] = []
@@ -222,9 +223,9 @@ def _result(
     asked_for: bool,
     places: Mapping[str, int],
 ) -> Result:
-    # index: "[1]" for the second array of a variadic output, whose alias is the second one of a
-    # variadic input; "" for an output that is no list. An input that is updated is written in any
-    # case, unless its output is on request.
+    # index: "[1]" for the second array of a list, whose alias is the second of a variadic input; ""
+    # for a single output. An updated input is written even if its output is not asked for, unless
+    # that is `on_request`.
     may = (*output.may_alias, *((output.aliases,) if output.aliases else ()))
     alias = None if output.aliases is None else places.get(output.aliases + index)
     updates = alias is not None and not output.on_request
@@ -241,8 +242,8 @@ def _result(
 
 
 def _wanted_spec(op: Declaration, output: Output, item: Spec | Changing | Open | HostArray) -> Spec:
-    # A spec says that the output is wanted. Of Open it stands for an array that is not there yet:
-    # its shape says nothing. A Changing is a number, of the one dtype of the output's type.
+    # A spec means that the output is computed. For Open its shape is a placeholder. A Changing is a
+    # number, of the one dtype of the output's type.
     if isinstance(item, Open):
         return Spec((), item.dtype or np.dtype(np.uint8))
     if isinstance(item, Changing):
@@ -258,7 +259,7 @@ def _check_out(
     out: Keys,
     any_layout: bool,
 ) -> tuple[ArrayInfo | None, ...]:
-    """The caller's outputs, one for each result."""
+    """Check the caller's `out`; return one info for each result."""
     if list(out) == [None]:
         return (None,) * len(results)
     if op.no_out:
@@ -266,14 +267,14 @@ def _check_out(
     keys = _keys_of_results(op, results, counts, out)
     for result, key in zip(results, keys, strict=True):
         if key is not None:
-            _check_given(op, result, key, any_layout)
+            _check_output(op, result, key, any_layout)
     return tuple(map(_info, keys))
 
 
 def _keys_of_results(
     op: Declaration, results: Sequence[Result], counts: Sequence[int | None], out: Keys
 ) -> Keys:
-    """A key for each result: of out=(a, (b, c)), with a list of two beside another output, three.
+    """Flatten the keys of `out`: out=(a, (b, c)) has three.
 
     counts: for each output the length of its list; None for a single array.
     """
@@ -293,19 +294,19 @@ def _is_group(key: Any, count: int) -> bool:
     return len(key) == count and all(item is None or isinstance(item, tuple) for item in key)
 
 
-def _check_given(op: Declaration, result: Result, key: Any, any_layout: bool) -> None:
-    # key: the fields of an ArrayInfo, a backend first. Where the caller gave a tuple in the place
-    # of an array, it is a tuple of such keys and of None.
+def _check_output(op: Declaration, result: Result, key: Any, any_layout: bool) -> None:
+    # key: the fields of an ArrayInfo, the backend first; if the caller passed a tuple for an array,
+    # a tuple of such keys and None.
     name = f"out ({result.name})"
     if not key or key[0] is None or isinstance(key[0], tuple):
         refuse(op.name, name, "an array", "a tuple")
-    given = ArrayInfo.of(key)
+    info = ArrayInfo.of(key)
     if result.spec is None or not result.returned:
         refuse(op.name, name, "None: this output is not asked for", "an array")
     if result.value is not None:
         refuse(op.name, name, "None: it comes back as a new NumPy array", "an array")
-    checks.output(op.name, name, result.spec, given.spec)
-    layout.check(op, name, given, result.name, any_layout)
+    checks.output(op.name, name, result.spec, info.spec)
+    layout.check(op, name, info, result.name, any_layout)
 
 
 def _placement(
@@ -314,9 +315,9 @@ def _placement(
     results: Sequence[Result],
     out: Sequence[ArrayInfo | None],
 ) -> ArrayInfo:
-    """The one place all arrays are in; of no arrays, what the operator says."""
+    """Return the info of one array, whose device all share; without arrays the operator's."""
     pairs = zip(results, out, strict=True)
-    outputs = ((f"out ({r.name})", given) for r, given in pairs if r.value is None)
+    outputs = ((f"out ({r.name})", info) for r, info in pairs if r.value is None)
     named = [*((a.name, a.info) for a in arrays), *outputs]
     present = {name: info for name, info in named if info is not None}
     if not present:
@@ -332,24 +333,24 @@ def _order(
     results: Sequence[Result],
     out: Sequence[ArrayInfo | None],
 ) -> layout.Order | None:
-    """The order of dimensions that all arrays share; None of C-contiguous ones."""
+    """Return the order of dimensions that all arrays share; None: C-contiguous."""
     specs = [r.spec for r in results if r.spec is not None and r.value is None]
-    return layout.common(op.name, _lying(arrays, results, out), specs)
+    return layout.common(op.name, _infos(arrays, results, out), specs)
 
 
-def _lying(
+def _infos(
     arrays: Sequence[Named],
     results: Sequence[Result],
     out: Sequence[ArrayInfo | None],
     names: Container[str] | None = None,
 ) -> list[tuple[str, ArrayInfo]]:
-    """List the arrays that are given, as (name in messages, info).
+    """List the caller's arrays as (name in messages, info).
 
     names: of declared inputs and of results; None for all.
     """
     read = [(a.declared.name, a.name, a.info) for a in arrays if not a.declared.not_accessed]
     pairs = zip(results, out, strict=True)
-    named = [*read, *((r.name, f"out ({r.name})", given) for r, given in pairs)]
+    named = [*read, *((r.name, f"out ({r.name})", info) for r, info in pairs)]
     return [
         (name, info)
         for declared, name, info in named
@@ -358,12 +359,12 @@ def _lying(
 
 
 def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
-    """The provider the arrays chose, ready to run."""
+    """Choose the call: empty, by a NumPy function, by kernels, or the operator's own."""
     own = op.own_call(prepared)
     if own is not None:
         return own
     device = [r for r in prepared.results if r.value is None]
-    lists = any(count is not None for count in prepared.counts)  # which may have no array
+    lists = any(count is not None for count in prepared.counts)  # which may be empty
     is_empty = not any(r.spec is not None and r.spec.size for r in device)
     if (device or lists) and is_empty and not op.declaration.runs_empty:
         return EmptyCall(prepared)
@@ -375,22 +376,22 @@ def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
 
 
 def _pieces(op: Declaration, prepared: Prepared) -> Pieces | None:
-    """How the CPU provider takes the arrays apart, if it may."""
+    """Return how the CPU provider splits large arrays, or None."""
     sizes = [a.info.spec.size for a in prepared.arrays if a.info is not None]
-    if op.tiles is None or max(sizes, default=0) <= PIECE:  # there would be one
+    if op.tiles is None or max(sizes, default=0) <= PIECE:  # one piece is enough
         return None
     return Pieces(prepared.inputs, prepared.results, op.tiles, op.row, prepared.order)
 
 
 def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPlan:
-    """The plan of a call, its arrays numbered: inputs first, then results."""
+    """Plan and compile a call; specs number its arrays: inputs first, then results."""
     backend, device = prepared.placement.backend, prepared.placement.device
     n_inputs = len(prepared.arrays)
     pairs = zip(prepared.results, prepared.out, strict=True)
     own = op.declaration.lies_as.inputs
     outputs = [
-        _plan_spec(prepared, result, given, n_inputs + i, result.name in own)
-        for i, (result, given) in enumerate(pairs)
+        _plan_spec(prepared, result, info, n_inputs + i, result.name in own)
+        for i, (result, info) in enumerate(pairs)
     ]
     n_arrays = n_inputs + len(outputs)
     try:
@@ -402,14 +403,17 @@ def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPl
 
 
 def _plan_spec(
-    prepared: Prepared, result: Result, given: ArrayInfo | None, place: int, may_lie: bool
+    prepared: Prepared, result: Result, info: ArrayInfo | None, place: int, may_lie: bool
 ) -> Spec | Changing | None:
-    """The spec of the array that a result is written into, with its true alignment."""
+    """Return the spec of the array that a result is written to, with its alignment.
+
+    info: of the caller's output.
+    """
     if result.spec is None or isinstance(result.value, Changing):
         return None
-    if given is not None:
-        is_last = may_lie and given.strides is not None
-        return replace(given.spec, place=place, channels_last=is_last)
+    if info is not None:
+        is_last = may_lie and info.strides is not None
+        return replace(info.spec, place=place, channels_last=is_last)
     aliased = None if result.alias is None else prepared.arrays[result.alias].info
     if aliased is not None:
         return replace(aliased.spec, in_place=True, place=place)

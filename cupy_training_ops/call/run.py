@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""ALLOC, EMPTY and RUN of a call whose checks are done, on the CPU provider or by kernels."""
+"""ALLOC, EMPTY and RUN of a checked call, on the CPU provider or by kernels."""
 
 from __future__ import annotations
 
@@ -43,36 +43,36 @@ Maker = Callable[[], Array]
 NO_VALUES: Values = {}
 
 
-# Addresses of a call's arrays and, behind them, of its results; structs that hold addresses.
+# Addresses of a call's arrays and then of its results; structs of addresses.
 Placed = tuple[Addresses, Sequence[object]]
 
 
 class Call:
-    """One remembered combination of dtypes, shapes, alignments, outputs and device."""
+    """A checked call, cached for one combination of dtypes, shapes, alignments and device."""
 
     workspace_nbytes = 0
-    taken: frozenset[int] | None = None  # places that kernels take outside of tables; None: all
-    repeats = True  # a bound call gives the same arrays each time
-    is_placed = False  # addresses of what is given are all that kernels need
+    direct: frozenset[int] | None = None  # arrays that are not only in tables; None: all
+    repeats = True  # a bound call returns the same arrays each time
+    is_placed = False  # kernels need only the addresses of inputs and `out`
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self.backend = prepared.placement.backend
         self.device = prepared.placement.device
         self.has_tensors = self.backend.has_tensors
-        self.records = self.has_tensors and not prepared.detaches  # autograd may
+        self.records = self.has_tensors and not prepared.detaches  # autograd may record
         self.checks, self.check_numbers = prepared.checks, prepared.check_numbers
         self.changing = prepared.changing
         self.supplied, self.always = prepared.supplied, prepared.always
-        self._know_results(prepared)
-        self._know_inputs(prepared)
+        self._classify_results(prepared)
+        self._classify_inputs(prepared)
         self.overlap = overlap(prepared)
         self.writes = tuple([each.place for each in list_writes(prepared)])
         is_checked = bool(self.checks or self.check_numbers is not None)
         self.has_checks = is_checked or self.supplied is not None
 
-    def _know_inputs(self, prepared: Prepared) -> None:
-        """Note which inputs are arrays, which are lists, which are frozen at each call."""
+    def _classify_inputs(self, prepared: Prepared) -> None:
+        """Note which inputs are arrays, lists, or frozen at each call."""
         self.n_inputs = len(prepared.inputs)
         changing = [(place, prepared.inputs[place]) for place in prepared.changing]
         self.freezing = [(place, Freezing(prepared.op, item)) for place, item in changing]
@@ -88,42 +88,42 @@ class Call:
         self.has_lists = any(variadic for _, variadic in self.array_places)
         self._pick_arrays = getter([place for place, _ in self.array_places])
 
-    def _know_results(self, prepared: Prepared) -> None:
-        """Note which results are given, made or updated, and which come back."""
+    def _classify_results(self, prepared: Prepared) -> None:
+        """Note which results are in `out`, and which are returned."""
         self.returns_all = all(r.returned or r.spec is None for r in prepared.results)
         self.single_output = prepared.counts == (None,) and self.returns_all
         self.groups = prepared.groups_outputs
         self.groups_out = any(prepared.out) and self.groups
         self.has_all_outputs = bool(prepared.out) and all(prepared.out)
         self.has_out = any(prepared.out)
-        self._know_places(prepared)
+        self._locate_results(prepared)
 
-    def _know_places(self, prepared: Prepared) -> None:
-        """Collect makers of new results, and pick each result out of (*arrays, None, *new,
-        *host_values, *out)."""
-        makers, hosts = self._makers(), self._hosts()
+    def _locate_results(self, prepared: Prepared) -> None:
+        """Collect makers of new results; `_pick` maps (*arrays, None, *new, *hosts, *out) to all
+        results."""
+        makers, hosts = self._makers(), self._host_makers()
         self.makers = [make for make in makers if make]
         self.makes_arrays = bool(self.makers)
-        self.hosts = [make for make in hosts if make]
+        self.host_makers = [make for make in hosts if make]
         self.makes_all = len(self.makers) == len(makers)
         self.refuses_capture = self.makes_arrays and not self.has_tensors
         nothing = len(prepared.arrays)
-        made = itertools.count(nothing + 1)
+        new = itertools.count(nothing + 1)
         on_host = itertools.count(nothing + 1 + len(self.makers))
-        out = nothing + 1 + len(self.makers) + len(self.hosts)
+        out = nothing + 1 + len(self.makers) + len(self.host_makers)
         places: list[int] = []
         for i, result in enumerate(prepared.results):
             if prepared.out[i] is not None:
                 places.append(out + i)
             elif makers[i] or hosts[i]:
-                places.append(next(made if makers[i] else on_host))
+                places.append(next(new if makers[i] else on_host))
             else:
                 alias = None if result.spec is None else result.alias
                 places.append(nothing if alias is None else alias)
         self._pick = getter(places)
 
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
-        """Check what only the arrays of this call can show, allocate, and run."""
+        """Check addresses and values of this call, allocate, and run."""
         if self.has_lists or self.groups_out:
             inputs, out, arrays = self.unpack(inputs, out)
         else:
@@ -131,14 +131,14 @@ class Call:
                 inputs += (None,) * (self.n_inputs - len(inputs))
             arrays = inputs if self.all_device else self._pick_arrays(inputs)
         placed = None
-        if self.overlap is not None:  # as `place`, with a call less
+        if self.overlap is not None:  # `place`, inlined
             addresses = self.backend.pointers(arrays + out if self.has_out else arrays)
             self.overlap.refuse(addresses)
             placed = (addresses, ()) if self.is_placed else self.placed_at(addresses)
         return self.finish(inputs, arrays, out, workspace, placed)
 
     def unpack(self, inputs: Arguments, out: Arguments) -> tuple[Arguments, Arrays, Arrays]:
-        """All declared inputs, the caller's outputs one by one, and the arrays one by one."""
+        """Return all declared inputs, `out` flattened, and the arrays flattened."""
         missing = self.n_inputs - len(inputs)
         if missing:
             inputs += (None,) * missing
@@ -158,9 +158,9 @@ class Call:
         return inputs, out, tuple(flat)
 
     def place(self, arrays: Arrays, out: Arrays) -> Placed | None:
-        """Addresses of the arrays and the launch's tables of them, or None where no one needs them.
+        """Return addresses and tables of the launch, or None if nothing needs them.
 
-        Refused where two arrays, one of them written, share memory.
+        Refuses two arrays that share memory if one of them is written.
         """
         if self.overlap is None and self.makes_arrays:
             return None
@@ -170,9 +170,9 @@ class Call:
         return self.placed_at(addresses)
 
     def placed_at(self, addresses: Addresses) -> Placed | None:
-        """Addresses and tables of a launch over arrays at these, the caller's outputs behind.
+        """Return addresses and tables of a launch; addresses: of arrays, then of `out`.
 
-        None where results are new arrays, or no kernel asks for addresses.
+        None if results are new arrays, or no kernel needs addresses.
         """
         return None
 
@@ -184,15 +184,15 @@ class Call:
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """The rest of a call whose memory is known to be apart."""
+        """Run the rest of a call, whose arrays do not overlap."""
         values = self.values(inputs) if self.changing else NO_VALUES
         if self.has_all_outputs:
             results = out
         elif self.makes_all and not (self.refuses_capture and self.backend.capturing(self.device)):
-            made: list[Array] = []
+            new: list[Array] = []
             for make in self.makers:  # a comprehension would be a call
-                made.append(make())
-            results = tuple(made)
+                new.append(make())
+            results = tuple(new)
         else:
             results = self.complete(arrays, out, values)
         if self.records:
@@ -205,7 +205,7 @@ class Call:
         return results[0] if self.single_output else self.group_results(results)
 
     def raise_versions(self, arrays: Arrays, out: Arrays) -> None:
-        """Let autograd know of the tensors that were written."""
+        """Raise the versions of tensors that were written, for autograd."""
         every = arrays + out
         raise_versions([every[place] for place in self.writes])
 
@@ -217,7 +217,7 @@ class Call:
         workspace: object,
         values: Values,
     ) -> tuple[Array | None, Values]:
-        """The last checks; the caller's workspace, and the values with what is supplied."""
+        """Run the last checks; return the caller's workspace, and values with a supplied one."""
         if workspace is not None:
             workspace = self._check_workspace(workspace, arrays, results)
         self._check(inputs, values)
@@ -229,11 +229,11 @@ class Call:
         return workspace, values
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
-        """Return a function that writes, of a call with these arguments of `run`."""
+        """Prepare `run` with these arguments; return a function that writes."""
         return partial(self.run, *arguments)
 
     def _check(self, inputs: Arguments, values: Values) -> None:
-        """Check numbers that change, and arrays where that is asked for."""
+        """Check changing numbers, and values of arrays if the operator does so."""
         if self.check_numbers is not None:
             self.check_numbers(values)
         for check in self.checks:
@@ -251,15 +251,15 @@ class Call:
         raise NotImplementedError
 
     def values(self, inputs: Arguments) -> Values:
-        """The values that this call gives, by place, in their frozen form."""
+        """Return changing values by index, frozen."""
         return {
             place: freeze(inputs[place])
             for place, freeze in self.freezing
-            if inputs[place] is not None  # else it is supplied
+            if inputs[place] is not None  # else the operator supplies it
         }
 
     def group_results(self, results: Arrays) -> tuple[object, ...] | None:
-        """Results as the caller gets them, where there is more to it than one array."""
+        """Return results as declared: lists grouped, None for those not asked for."""
         if not self.returns_all:
             pairs = zip(self.prepared.results, results, strict=True)
             results = tuple(array if result.returned else None for result, array in pairs)
@@ -268,24 +268,24 @@ class Call:
         return group(results, self.prepared.counts) if self.groups else results
 
     def complete(self, arrays: Arrays, out: Arrays, values: Values) -> Arrays:
-        """The caller's outputs; for the others the aliased input, a host value or new memory."""
+        """Return all results: `out`, aliased inputs, host values, new arrays."""
         is_captured = self.refuses_capture and self.backend.capturing(self.device)
         if is_captured and not self.backend.keeps_memory():
             raise ProviderError(
                 f"{self.prepared.op}: out: a call under graph capture needs out=, because memory "
                 f"from the pool would be handed out again while the graph still writes to it"
             )
-        made = [make() for make in self.makers]
-        hosts = [make(values) for make in self.hosts]
-        return self._pick((*arrays, None, *made, *hosts, *out))
+        new = [make() for make in self.makers]
+        hosts = [make(values) for make in self.host_makers]
+        return self._pick((*arrays, None, *new, *hosts, *out))
 
     def refuse_gradients(self, arrays: Sequence[Any]) -> None:
-        """Refuse tensors whose gradients a result would silently not have."""
+        """Refuse tensors whose gradients would silently be lost."""
         if may_record(arrays):
             refuse_gradients(self.prepared.op, self.prepared.names, arrays)
 
     def _makers(self) -> list[Maker | None]:
-        """For each result its maker, if it is a new array."""
+        """Return for each result a function that allocates it, or None."""
         prepared = self.prepared
         return [
             layout.maker(self.backend, result.spec, self.device, result.order or prepared.order)
@@ -294,14 +294,14 @@ class Call:
             for result, out in zip(prepared.results, prepared.out, strict=True)
         ]
 
-    def _hosts(self) -> list[Callable[[Values], object] | None]:
-        """For each result its maker, if it is a value."""
+    def _host_makers(self) -> list[Callable[[Values], object] | None]:
+        """Return for each result a function that makes its host value, or None."""
         is_host = [r.spec is not None and r.value is not None for r in self.prepared.results]
         pairs = zip(self.prepared.results, is_host, strict=True)
-        return [partial(self._host, result) if here else None for result, here in pairs]
+        return [partial(self._host_result, result) if here else None for result, here in pairs]
 
-    def _host(self, result: Result, values: Values) -> object:
-        """A host output: its value, or what follows from a number of this call."""
+    def _host_result(self, result: Result, values: Values) -> object:
+        """Return a host output, constant or computed from a changing number."""
         value, spec = result.value, result.spec
         assert value is not None
         assert spec is not None
@@ -311,7 +311,7 @@ class Call:
         return self.backend.of_host(value.copy())
 
     def _cast(self, result: Result, dtype: Dtype, number: object) -> HostArray:
-        """A host output that follows from a number of the caller's."""
+        """Cast a number of the caller's to a host output's dtype, or refuse it."""
         try:
             return np.asarray(number, dtype)
         except (ArithmeticError, TypeError, ValueError) as error:
@@ -319,7 +319,7 @@ class Call:
             refuse(self.prepared.op, result.name, f"a number that {dtype} holds", shown(number))
 
     def _with_hosts(self, inputs: Arguments, values: Values) -> list[object]:
-        """The inputs as a provider takes them: host ones in their frozen form."""
+        """Return all inputs, host ones frozen."""
         arguments = list(inputs)
         for place, value in self.host_values:
             arguments[place] = value
@@ -328,14 +328,14 @@ class Call:
         return arguments
 
     def _on_device(self, results: Arrays) -> Arrays:
-        """The results that have an address there."""
-        if not self.hosts:
+        """Return results, with None for host ones."""
+        if not self.host_makers:
             return results
         pairs = zip(self.prepared.results, results, strict=True)
         return tuple([array if result.value is None else None for result, array in pairs])
 
     def _one_by_one(self, returned: Any) -> Sequence[Any]:
-        """Flatten a function's results, which may have lists among several outputs."""
+        """Flatten a function's results, some of which may be lists."""
         if not isinstance(returned, tuple | list):
             return (returned,)
         if not self.groups:
@@ -346,9 +346,9 @@ class Call:
         return flat
 
     def _check_workspace(self, workspace: object, arrays: Arrays, results: Arrays) -> Array:
-        """The caller's workspace, fit for the call and apart from its arrays on the device."""
+        """Adopt the caller's workspace; refuse a bad one, and overlap with arrays."""
         prepared = self.prepared
-        array, properties = self._taken_workspace(workspace)
+        array, properties = self._adopt_workspace(workspace)
         if is_read_only(workspace):
             refuse_read_only(prepared.op, "workspace")
         workspaces.check(prepared.op, properties, prepared.placement, self.workspace_nbytes)
@@ -359,19 +359,19 @@ class Call:
         overlap.refuse(self.backend.pointers(every))
         return array
 
-    def _taken_workspace(self, workspace: object) -> tuple[Array, ArrayInfo]:
-        """An array that the backend takes, and what is known of it.
+    def _adopt_workspace(self, workspace: object) -> tuple[Array, ArrayInfo]:
+        """Return the workspace as an array of the call's backend, and its info.
 
-        A tensor beside tensors is not exchanged: by DLPack one library's stream waits for the
+        A tensor beside tensors stays one: with DLPack one library's stream would wait for the
         other's, which ends a capture.
         """
         if self.has_tensors and is_tensor(workspace):
-            with contextlib.suppress(KeyError):  # an unusual one, or one of the host
+            with contextlib.suppress(KeyError):  # an unusual or CPU tensor
                 tensor = cast(Array, workspace)
                 return tensor, ArrayInfo.of(info(tensor))
         adopted: Array = adopt(self.prepared.op, "workspace", workspace)
         array = adopted
-        if self.has_tensors and adopted.dtype == UINT8:  # any other is refused
+        if self.has_tensors and adopted.dtype == UINT8:  # other dtypes are refused below
             try:
                 array = cast(Array, workspace if is_tensor(workspace) else as_tensor(array))
             except ProviderError as error:
@@ -380,7 +380,7 @@ class Call:
 
 
 def _info(array: Array, adopted: Array) -> Info:
-    """The fields of ArrayInfo; of an unusual tensor, as it is lent."""
+    """Return the fields of ArrayInfo; of an unusual tensor those of its adopted array."""
     try:
         return info(array)
     except KeyError as error:
@@ -389,7 +389,7 @@ def _info(array: Array, adopted: Array) -> Info:
 
 
 class EmptyCall(Call):
-    """No output has an element: nothing to compute, nothing launched, nothing supplied."""
+    """A call whose outputs are all empty: computes nothing."""
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
@@ -400,8 +400,8 @@ class EmptyCall(Call):
 
 
 class CpuCall(Call):
-    """The CPU provider: one NumPy function, its results copied into the outputs, in pieces where
-    the operator says how the arrays come apart."""
+    """The CPU provider: a NumPy function, whose results are copied to the outputs; large arrays in
+    pieces if the operator has tiles."""
 
     def __init__(
         self, prepared: Prepared, function: Callable[..., Any], pieces: Pieces | None
@@ -420,17 +420,17 @@ class CpuCall(Call):
         placed: Placed | None,
     ) -> None:
         self._refuse_all_read_only(arrays, results)
-        taken, out, marks = self._with_hosts(inputs, values), results, own_marks()
+        arguments, out, marks = self._with_hosts(inputs, values), results, own_marks()
         if self.pieces is None:
-            _write(*self._pairs(self.function(*taken), out), marks)
+            _write(*self._pairs(self.function(*arguments), out), marks)
             return
         make_all(marks.first)
-        for piece, targets in self.pieces(taken, out):
+        for piece, targets in self.pieces(arguments, out):
             _write(*self._pairs(self.function(*piece), targets))
         make_all(marks.last)
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
-        """Compute, and return a function that writes; in tiles, a function that does both."""
+        """Compute, and return a function that writes; with pieces it does both."""
         if self.pieces is not None:
             return super().compute(*arguments)
         inputs, arrays, results, _, values, _ = arguments
@@ -439,7 +439,7 @@ class CpuCall(Call):
         return partial(_write_at_once, *self._pairs(returned, results))
 
     def _refuse_all_read_only(self, arrays: Arrays, results: Sequence[Any]) -> None:
-        """Refuse to write what cannot be written, before anything is."""
+        """Refuse read-only arrays before anything is written."""
         for result, array in zip(self.prepared.results, results, strict=True):
             if array is not None:
                 self._refuse_read_only(f"out ({result.name})", array)
@@ -448,7 +448,7 @@ class CpuCall(Call):
                 self._refuse_read_only(named.name, array)
 
     def _pairs(self, returned: object, out: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The outputs that are written, and what; the last tile's padding falls off."""
+        """Return outputs and their computed values, cut where the last tile is padded."""
         values = iter(self._one_by_one(returned))
         arrays: list[Any] = []
         computed: list[Any] = []
@@ -468,12 +468,12 @@ class CpuCall(Call):
 
 
 def _write_at_once(arrays: Sequence[Any], computed: Sequence[Any]) -> None:
-    """Write what was computed, with the notes of the call that this is."""
+    """Write computed results, with this call's marks."""
     _write(arrays, computed, own_marks())
 
 
 def _write(arrays: Sequence[Any], computed: Sequence[Any], marks: Marks = NO_MARKS) -> None:
-    """Write all or none: no handler of a signal comes between two."""
+    """Write all or none: no signal handler runs in between."""
     if marks is NO_MARKS:
         list(map(setitem, arrays, itertools.repeat(...), computed))
     else:
@@ -482,34 +482,36 @@ def _write(arrays: Sequence[Any], computed: Sequence[Any], marks: Marks = NO_MAR
 
 
 class HasAddress(Protocol):
-    """A stream, which the driver knows by its address."""
+    """A stream with its address."""
 
     ptr: int
 
 
 class KernelCall(Call):
-    """A plan on one device, its steps queued on that device's current stream."""
+    """A plan, whose steps are queued on the device's current stream."""
 
     def __init__(self, prepared: Prepared, ready: ReadyPlan, stores: Workspaces) -> None:
         super().__init__(prepared)
         self.ready = ready
         self.stores = stores
         self.workspace_nbytes = ready.workspace_nbytes
-        self.taken = ready.taken if ready.has_tables else None
+        self.direct = ready.direct if ready.has_tables else None
         self.is_placed = self.has_all_outputs and not ready.has_tables
         places = [len(prepared.arrays) if r.alias is None else r.alias for r in prepared.results]
-        self.aliases = np.array(places, np.intp)  # of each result its input; without, one past all
+        self.aliases = np.array(
+            places, np.intp
+        )  # for each result the input that it overwrites, or n_arrays
 
     def placed_at(self, addresses: Addresses) -> Placed | None:
-        """None where results are new arrays."""
+        """Add addresses of results to those of arrays: an aliased input's, out's, or 0."""
         if self.makes_arrays:
             return None
         n_arrays = len(self.prepared.arrays)
-        if isinstance(addresses, np.ndarray) and not self.has_out:  # in one go
+        if isinstance(addresses, np.ndarray) and not self.has_out:  # vectorised
             addresses = np.concatenate((addresses, np.append(addresses, 0)[self.aliases]))
         elif not self.has_all_outputs:
             arrays, out = addresses[:n_arrays], addresses[n_arrays:]
-            nowhere = (0,) * (1 + len(self.hosts))
+            nowhere = (0,) * (1 + len(self.host_makers))
             addresses = [*arrays, *self._pick((*arrays, *nowhere, *out))]
         return addresses, self.ready.tables_at(addresses) if self.ready.has_tables else ()
 
@@ -526,7 +528,7 @@ class KernelCall(Call):
         numbers = ready.values(values) if values else ()
         objects = arrays + results if ready.takes_objects else ()
         if placed is None:
-            on_device = self._on_device(results) if self.hosts else results
+            on_device = self._on_device(results) if self.host_makers else results
             addresses: Addresses = self.backend.pointers(arrays + on_device)
             tables: Sequence[object] = ready.tables_at(addresses) if ready.has_tables else ()
         else:
@@ -538,7 +540,7 @@ class KernelCall(Call):
                 self._queue(objects, addresses, workspace, tables, numbers)
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
-        """Make numbers and find scratch memory now; return a function that queues the steps."""
+        """Cast numbers and get scratch memory; return a function that queues the steps."""
         _, arrays, results, workspace, values, placed = arguments
         if workspace is not None or placed is None or not self.backend.is_current(self.device):
             return super().compute(*arguments)
@@ -562,9 +564,9 @@ class KernelCall(Call):
         numbers: Sequence[object],
         memory: tuple[Store, Sequence[object]] | None = None,
     ) -> None:
-        """Queue all steps on the device, which is current, in the caller's workspace or our own.
+        """Queue all steps on the current device, in the caller's workspace or the operator's.
 
-        memory: our own, and pointers into it, where they are known. Zeros count as unknown from
+        memory: the operator's, and pointers into it, if they are known. It counts as not zero from
         the first step until the last is queued.
         """
         ready = self.ready
@@ -598,11 +600,10 @@ class KernelCall(Call):
         *,
         is_clear: bool = False,
     ) -> None:
-        """Queue a call over other arrays of the same kind, known by their addresses alone.
+        """Queue a call over other arrays of the same dtypes and shapes, by their addresses.
 
-        Nothing is checked: whoever calls has made those arrays apart, and `workspace_nbytes` of
-        scratch memory, whose zeros are there where it `is_clear`. Only for plans that take
-        addresses.
+        Nothing is checked. workspace: `workspace_nbytes` of scratch memory, zeroed where it has to
+        be if `is_clear`. Only for plans that `takes_addresses`.
         """
         if self.backend.is_current(self.device):
             self.ready.run_at(addresses, stream.ptr, workspace, is_clear=is_clear)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Large arrays on the CPU provider: piece by piece, so that what NumPy makes stays in the cache.
+"""Large arrays on the CPU provider are computed in pieces, so that temporaries stay in the cache.
 
-X      | 0 .. 7 | 8 .. 15 | ...      a tile: elements that are computed apart from all others
-codes  |   0    |    1    | ...      (here of GistPack1Encoder); a piece: as many as fit
+X      | 0 .. 7 | 8 .. 15 | ...      a tile: elements that are computed independently of others
+codes  |   0    |    1    | ...      (here of GistPack1Encoder); a piece: several tiles
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .layout import Order
 from .prepared import Result
 
 PIECE = 32_768  # elements: eight float64 arrays of so many take 2 MiB
-Values = Sequence[Any]  # arrays, or what else a NumPy function takes
+Values = Sequence[Any]  # arguments of a NumPy function
 
 
 class Part(NamedTuple):
     """An array as rows of tiles."""
 
     matrix: HostArray
-    tile: int  # elements of it
-    repeats: bool  # its one row stands for every row
+    tile: int  # elements of a tile
+    repeats: bool  # its one row is broadcast
 
     def piece(self, rows: slice, tiles: slice) -> HostArray:
-        """Return the array's elements of some rows and tiles; the last tile may lack some."""
+        """Return the elements of some rows and tiles; the last tile may be shorter."""
         columns = slice(self.tile * tiles.start, self.tile * tiles.stop)
         return self.matrix[slice(None) if self.repeats else rows, columns]
 
@@ -42,10 +42,10 @@ class Part(NamedTuple):
 
 
 class Pieces:
-    """How the arrays of an operator come apart.
+    """Splits the arrays of an operator.
 
-    tiles: by the names of inputs and outputs, the elements of a tile; 1 where there is no number.
-    row: the input that repeats along the last dimension of all others, if there is one.
+    tiles: elements of a tile by name of an input or output; 1 for others.
+    row: the input that is broadcast along the last dimension of all others, or "".
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Pieces:
         keep_freed_memory()
 
     def __call__(self, inputs: Values, results: Values) -> Iterator[tuple[Values, Values]]:
-        """Yield (inputs, results) piece by piece; what is no array is part of each."""
+        """Yield (inputs, results) of each piece; values that are no arrays are in each."""
         values = (*inputs, *results)
         parts = self._parts(values, len(inputs))
         n_rows = max(len(part.matrix) for part in parts.values())
@@ -78,7 +78,7 @@ class Pieces:
             yield piece[: len(inputs)], piece[len(inputs) :]
 
     def _parts(self, values: Values, n_inputs: int) -> dict[int, Part]:
-        """The arrays that come apart, by place."""
+        """Return the arrays to be split, by index."""
         row = values[self.row] if self.row >= 0 else None
         width = -1 if row is None else row.size
         return {
@@ -92,14 +92,14 @@ class Pieces:
         }
 
     def _in_memory(self, array: HostArray) -> HostArray:
-        """View an array with its dimensions in memory's order, so making it flat copies nothing."""
+        """View an array with its dimensions in memory order, so that reshape copies nothing."""
         if self.order is None or array.ndim != len(self.order):
             return array
         return array.transpose(self.order)
 
 
 def blocks(n_rows: int, n_tiles: int, most: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and tiles of the pieces: whole rows, as many as `most` tiles are, or parts of one."""
+    """Yield (rows, tiles) of pieces of at most `most` tiles: whole rows, or parts of one."""
     tiles = min(n_tiles, most)
     rows = most // tiles
     for row in range(0, n_rows, rows):
@@ -109,10 +109,9 @@ def blocks(n_rows: int, n_tiles: int, most: int) -> Iterator[tuple[slice, slice]
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Have the C library keep what is freed for what is allocated next.
+    """Make glibc reuse freed memory instead of returning it to the system.
 
-    glibc returns blocks of more than 128 KiB to the system until one block as large as this one was
-    freed. Clearing the same pages again and again took longer than the arithmetic: Gelu 60 ns an
-    element in place of 26.
+    It returns blocks above 128 KiB until a block as large as this one was freed. Clearing new pages
+    took longer than the arithmetic: Gelu 60 ns an element instead of 26.
     """
     np.empty(2**25 - 2**16, np.uint8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operators that no provider computes: views of an input, and Python functions of the caller's."""
+"""Operators that no provider computes: views of an input, and the caller's Python functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .run import Call, Placed
 
 
 class ViewCall(Call):
-    """Nothing is computed: the one list is consecutive pieces of the first input."""
+    """A call whose list of results is consecutive pieces of the first input."""
 
     repeats = False
 
@@ -30,14 +30,14 @@ class ViewCall(Call):
         super().__init__(prepared)
         specs = [result.spec for result in prepared.results if result.spec is not None]
         self.unwanted = len(specs) < len(prepared.results)  # the list is not asked for
-        # Pieces (start in bytes, shape), one behind the other: (0, (2, 3)) and (24, (4,)) for
+        # Pieces (start in bytes, shape): (0, (2, 3)) and (24, (4,)) for
         # float32 of shapes (2, 3) and (4,).
         starts = itertools.accumulate((spec.nbytes for spec in specs), initial=0)
         self.pieces = tuple(zip(starts, (spec.shape for spec in specs), strict=False))
-        self.makes_arrays = False  # results are views: `bound` has no array to make beforehand
+        self.makes_arrays = False  # `bound` need not allocate results
 
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
-        """Return views of the first input; None for each where the list is not asked for."""
+        """Return views of the first input, or None for each if `outputs` lacks the list."""
         if self.records:
             self.refuse_gradients(inputs[:1])
         if self.unwanted:
@@ -57,7 +57,7 @@ class ViewCall(Call):
 
 
 class DelegatedCall(Call):
-    """A Python callable computes; what it returns is taken as arrays are, never copied."""
+    """A call of a Python callable, whose results are adopted, never copied."""
 
     repeats = False
 
@@ -72,7 +72,7 @@ class DelegatedCall(Call):
         self.delegation = delegation
         self.shares_stream = shares_stream  # with PyTorch, and so with Triton
         self.of_callee = f" of {callee}" if callee else ""
-        self.anywhere = not any(array.info for array in prepared.arrays)  # results may be
+        self.anywhere = not any(array.info for array in prepared.arrays)  # results on any device
         self.makes_arrays = False  # the callable does
 
     def finish(
@@ -83,17 +83,17 @@ class DelegatedCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """Call the callable; its results are checked against what was inferred."""
+        """Call the callable; check its results against inferred specs."""
         values = self.values(inputs)
         self._check(inputs, values)
-        taken_inputs = self._with_hosts(inputs, values)
-        with self._current(), self.delegation(*taken_inputs) as returned:
-            taken = self._all_taken(self._one_by_one(returned))
-        return taken[0] if self.single_output else self.group_results(taken)
+        arguments = self._with_hosts(inputs, values)
+        with self._current(), self.delegation(*arguments) as returned:
+            results = self._adopt_results(self._one_by_one(returned))
+        return results[0] if self.single_output else self.group_results(results)
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:
-        """The arrays' device, and its stream, are current, also where results are taken."""
+        """Make the arrays' device and stream current while the callable runs."""
         device = self.device
         with contextlib.ExitStack() as stack:
             if not self.backend.is_current(device):
@@ -102,14 +102,15 @@ class DelegatedCall(Call):
                 stack.enter_context(same_stream(device))
             yield
 
-    def _all_taken(self, results: Sequence[object]) -> Arrays:
+    def _adopt_results(self, results: Sequence[object]) -> Arrays:
+        """Adopt all results, and check their number."""
         op, expected = self.prepared.op, self.prepared.results
         if len(results) != len(expected):
             refuse(op, f"results{self.of_callee}", f"{len(expected)} arrays", str(len(results)))
         return tuple([self._adopt_result(*pair) for pair in zip(expected, results, strict=True)])
 
     def _adopt_result(self, result: Result, value: object) -> Array | None:
-        """Refuse another dtype, shape or device than was inferred; of Open, what is known of it."""
+        """Adopt a result; refuse another dtype, shape or device than inferred."""
         op, name, spec = self.prepared.op, result.name + self.of_callee, result.spec
         array: Array | None = adopt(op, name, value)
         if spec is None or (array is None and result.open and result.open.optional):
@@ -128,7 +129,7 @@ class DelegatedCall(Call):
 
 
 def _words(known: Open | None, spec: Spec) -> str:
-    """Describe for messages the array that a callable has to return: "float32 of shape (2,)"."""
+    """Describe an expected result: "float32 of shape (2,)"."""
     if known is None:
         return f"{dtype_name(spec.dtype)} of shape {spec.shape}"
     dtype = "an array" if known.dtype is None else dtype_name(known.dtype)
@@ -136,18 +137,18 @@ def _words(known: Open | None, spec: Spec) -> str:
 
 
 class ViewOp(Op):
-    """An operator that computes nothing: its one list of outputs is pieces of its first input."""
+    """An operator whose one list of outputs is pieces of its first input."""
 
     no_out = "results are views of the input"
     provider = "NumPy and CuPy arrays alike: nothing is computed or launched."
 
     def own_call(self, prepared: Prepared) -> Call:
-        """Views of the input's memory."""
+        """Return a call that makes views."""
         return ViewCall(prepared)
 
 
 class DelegatingOp(Op):
-    """An operator that hands the call to a Python callable; its results are taken as they are."""
+    """An operator that calls a Python callable, and returns its results."""
 
     takes_tensors, detaches = False, True
     no_out = "results are the callable's own arrays"
@@ -155,14 +156,14 @@ class DelegatingOp(Op):
     callee = ""  # what messages call it
 
     def delegate(self, *inputs: Any) -> object:
-        """The results, from inputs as the CPU function would get them."""
+        """Return the results; inputs: as for a CPU function."""
         raise NotImplementedError
 
     @contextlib.contextmanager
     def delegation(self, *inputs: Any) -> Iterator[object]:
-        """Call the function as a context, which ends with the error where a result is refused."""
+        """Yield the results of `delegate`; a refused result raises inside this context."""
         yield self.delegate(*inputs)
 
     def own_call(self, prepared: Prepared) -> Call:
-        """The callable's results, never copied."""
+        """Return a call of the callable."""
         return DelegatedCall(prepared, self.delegation, self.callee, self.runs_functions)

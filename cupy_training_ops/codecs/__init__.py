@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Compressed arrays: the table of codecs, `Packed` in memory and on disk, and what a codec lost."""
+"""Compressed arrays: the table of codecs, `Packed` in memory and on disk, measured errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Replacing a file by a whole new one, or not at all."""
+"""Atomic replacement of a file: readers see the old one or the whole new one."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ..errors import pass_on
 
-_PERMISSIONS = 0o777  # without the bits that let a program act for the file's owner
+_PERMISSIONS = 0o777  # without setuid and setgid
 _DESCRIPTORS = ("/proc/self/fd", "/proc/thread-self/fd", "/dev/fd")
-_MOST_LINKS = 40  # Linux follows as many
+_MOST_LINKS = 40  # Linux's limit
 _UNFINISHED = re.compile(r"\.[0-9a-f]{16}\.tmp")
-_ABANDONED = 24 * 60 * 60.0  # seconds since a file was written, if no process has its lock
-_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # says a file system that has nothing to wait for
+_ABANDONED = 24 * 60 * 60.0  # seconds since the last write, if no process has the lock
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # errors of file systems without fsync
 _unfinished: set[Path] = set()
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
-    """Yield a stream whose bytes take the place of `path` at the end, all or none of them.
+    """Yield a stream whose bytes replace those of `path` at the end, all or none of them.
 
-    sync: wait until the bytes are on the disk, then rename, then wait until the new name is on the
-    disk, so that a machine that stops leaves the old file or the new one.
-    The new file has the owner and the permissions of the old one; an old file that could not be
-    opened for writing is refused, as a folder is. A link stays, and the file that it points to is
-    replaced. A pipe, a device or a descriptor of this process gets the bytes written into it.
-    Unfinished files in the folder, of writers killed a day ago or earlier, are removed. Raises
-    OSError.
+    sync: fsync the file, rename it, fsync the folder: after a crash there is the old file or the
+    new one.
+    The new file has the old one's owner and permissions; a file that is not writable is refused, as
+    a folder is. Of a link the file that it points to is replaced. To a pipe, a device or a
+    descriptor of this process the bytes are written. Removes unfinished files in the folder, of
+    writers killed a day ago or earlier. Raises OSError.
     """
     if is_replaced(path):
         with (
@@ -52,16 +51,28 @@ def atomic_write(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
             stream.write(whole.getbuffer())
 
 
-def is_replaced(path: Path) -> bool:
-    """Return True if `path` becomes a new file; else it is written into, and may be stdout.
+def write_together(files: Mapping[Path, Iterable[Any]], sync: bool = True) -> None:
+    """Write the parts of several files, all of them before the first one is replaced.
 
-    /dev/stdout is a link to what the shell opened, maybe a file that others write as well.
+    The last is replaced first.
+    """
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(atomic_write(path, sync)) for path in files]
+        for stream, parts in zip(streams, files.values(), strict=True):
+            for part in parts:
+                stream.write(part)
+
+
+def is_replaced(path: Path) -> bool:
+    """Return True if `path` is replaced by a new file; else bytes are written to it.
+
+    /dev/stdout may be a link to a file that other processes also write.
     """
     return _descriptor(path) is None and (not path.exists() or path.is_file())
 
 
 def remove_unfinished() -> None:
-    """Remove the new files that a signal kept from becoming old ones or vanishing."""
+    """Remove temporary files that were left because a signal interrupted `atomic_write`."""
     for path in list(_unfinished):
         _remove(path)
 
@@ -72,13 +83,13 @@ def _new_file_for(path: Path, sync: bool) -> Iterator[IO[bytes]]:
     old = _writable_status(path)
     _remove_abandoned(path.parent)
     new = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    _unfinished.add(new)  # before it is there: a signal may come at any time
+    _unfinished.add(new)  # before it exists: a signal may come at any time
     try:
-        mode = 0o666 if old is None else 0o600  # until it is as private as the old one
+        mode = 0o666 if old is None else 0o600  # private until it has the old one's permissions
         with open(new, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
             _lock(stream.fileno())
             if old is not None:
-                _take_over(stream.fileno(), old)
+                _copy_ownership(stream.fileno(), old)
             yield stream
             if sync:
                 stream.flush()
@@ -93,7 +104,7 @@ def _new_file_for(path: Path, sync: bool) -> Iterator[IO[bytes]]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk; not possible without the right to read."""
+    """fsync a folder, if it may be read."""
     try:
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:
@@ -105,7 +116,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _sync(number: int) -> None:
-    # number: of an open file. Some file systems cannot wait for the disk, which is no failure.
+    # fsync of a descriptor; file systems without it are fine.
     try:
         os.fsync(number)
     except OSError as error:
@@ -114,7 +125,7 @@ def _sync(number: int) -> None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove new files that no process holds and none wrote to since a day ago."""
+    """Remove temporary files that no process has locked, or written for a day."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if _UNFINISHED.fullmatch(entry.name):
@@ -134,7 +145,7 @@ def _remove_if_abandoned(path: str) -> None:
 
 
 def _lock(number: int) -> bool:
-    """Take the lock of an open file; False where another process has it, or there are none."""
+    """Lock an open file; return False if another process has it, or locks are not supported."""
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -142,8 +153,8 @@ def _lock(number: int) -> bool:
     return True
 
 
-def _take_over(descriptor: int, old: os.stat_result) -> None:
-    """Give a file the old one's owner and permissions; not all may give files away."""
+def _copy_ownership(descriptor: int, old: os.stat_result) -> None:
+    """Set a file's owner and permissions to the old one's; OSError if that is not permitted."""
     new = os.fstat(descriptor)
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
         os.fchown(descriptor, old.st_uid, old.st_gid)
@@ -151,7 +162,7 @@ def _take_over(descriptor: int, old: os.stat_result) -> None:
 
 
 def _writable_status(path: Path) -> os.stat_result | None:
-    """Return the status of a path, opened as if to write; None where there is nothing."""
+    """Return the status of a file, opened for writing; None if it does not exist."""
     try:
         number = os.open(path, os.O_WRONLY)
     except FileNotFoundError:
@@ -174,7 +185,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return N where a path is /dev/fd/N by whatever links: opened anew, it begins at 0."""
+    """Return N if a path is /dev/fd/N through links: to open it again would start at byte 0."""
     folders = {os.path.realpath(folder) for folder in _DESCRIPTORS}
     for _ in range(_MOST_LINKS):
         folder = os.path.realpath(path.parent)
@@ -189,11 +200,16 @@ def _descriptor(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _name_path_in_errors(path: Path) -> Iterator[None]:
-    """Let errors name `path`, and neither nothing nor the new file beside it."""
+    """Let errors name `path`, not the temporary file.
+
+    Another file of the folder is named already, by `write_together`.
+    """
     try:
         yield
     except OSError as error:
         pass_on(error)
-        if error.errno is None or error.filename == os.fspath(path):
+        folder, name = os.path.split(str(error.filename or ""))
+        is_named = name and not _UNFINISHED.fullmatch(name) and folder == os.path.dirname(path)
+        if error.errno is None or is_named:
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None

@@ -23,12 +23,12 @@ Header = dict[str, Any]
 
 
 class Format(NamedTuple):
-    """A kind of file: what it holds, and how it is told from others."""
+    """A kind of file: its name and versions in the header."""
 
     noun: str
     version: int
-    longest_header: int  # bytes; far more than any description
-    oldest: int = 1  # version that is read
+    longest_header: int  # bytes; longer ones are refused
+    oldest: int = 1  # version that can be read
 
     @property
     def name(self) -> str:
@@ -37,7 +37,7 @@ class Format(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """An open file: its header, in which sequences are lists, and its unread arrays."""
+    """An open file: its header, with lists for tuples, and its unread arrays."""
 
     file: object
     format: Format
@@ -45,7 +45,7 @@ class Opened(NamedTuple):
     members: Mapping[str, Stored]
 
     def member(self, name: str) -> Stored:
-        """Return one of the arrays."""
+        """Return an array by name."""
         return _member(self.file, self.format, self.members, name)
 
 
@@ -56,10 +56,9 @@ def write(
     arrays: Mapping[str, NumpyArray],
     sync: bool = True,
 ) -> None:
-    """Write what `load` gives back; the header holds what JSON can say.
+    """Write a file for `load`; header: values of JSON.
 
-    A path is replaced by a whole file or not at all, which is on the disk before with `sync`.
-    Raises OSError.
+    A path is replaced atomically, with `sync` also if the machine crashes. Raises OSError.
     """
     text = json.dumps({"format": kind.name, "version": kind.version, **header})
     with _writable(file, sync) as stream:
@@ -68,9 +67,9 @@ def write(
 
 @contextlib.contextmanager
 def load(file: StrPath | BinaryFile, kind: Format) -> Iterator[Opened]:
-    """Yield the header and the arrays of a file, which may be open already.
+    """Yield the header and the unread arrays of a file, a path or open.
 
-    Raises OSError and MemoryError, and ArgumentError for whatever else is wrong with the file.
+    Raises OSError, MemoryError, and ArgumentError for a damaged or foreign file.
     """
     with _readable(file) as stream:
         members = stored_arrays(stream, file)
@@ -113,7 +112,7 @@ def _parse_header(file: object, kind: Format, member: Stored) -> object:
 
 
 def _check_format(file: object, kind: Format, header: object) -> Header:
-    """Return the header that `write` got; raise for another format or an unknown version."""
+    """Return the header without format and version; refuse another format or version."""
     if not isinstance(header, dict) or header.pop("format", None) != kind.name:
         raise ArgumentError(f"{file}: no {kind.noun}: its header does not say {kind.name!r}")
     version = header.pop("version", None)

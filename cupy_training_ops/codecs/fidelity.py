@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""How faithful a codec was to an array: largest errors, counts, and the bound it states.
+"""Fidelity of decoded arrays: errors, counts, and violations of the codec's bound.
 
-Everything is computed on the host in float64, in which every value of the four floating-point types
-is exact. A bound is held without slack: what an encoder keeps of an array is exact in the array's
-own type, so that the decoder's rounding to it changes nothing; but for scaled integers, whose bound
-has it.
+Everything is computed on the host in float64, in which the values of all four floating-point types
+are exact. Bounds have no tolerance, as decoded values are exact in the array's type; only those of
+scaled integers include a rounding.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from .table import CODECS
 Float64s = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# They keep x > 0, not x: an error of theirs says nothing.
+# They encode x > 0, not x: their errors are meaningless.
 SIGN_CODECS = tuple(
     name for name, codec in CODECS.items() if "sign" in codec.kinds and "value" not in codec.kinds
 )
-PIECE = 32_768  # elements that are compared at a time
+PIECE = 32_768  # elements compared at a time
 # Non-finite and huge values, and differences of them, are part of the measurement.
 _quiet = np.errstate(all="ignore")
 
@@ -41,7 +40,7 @@ class Rounding(NamedTuple):
     """The bound of a codec that rounds to a small format."""
 
     relative: float  # of |x|, in the normal range of the format
-    absolute: float  # below it, and the same as that where it starts
+    absolute: float  # below it; both agree where it starts
     infinite_from: float
 
 
@@ -51,11 +50,11 @@ FP10 = Rounding(2.0**-5, 2.0**-19, 64_512.0)
 
 
 class Scaled(NamedTuple):
-    """The bound of a format whose numbers are scaled, block by block."""
+    """The bound of a format with a scale, 2^s, for each block."""
 
     relative: float  # of |x|
     absolute: float  # of 2^s
-    largest: float  # that rounds into the format, over 2^s
+    largest: float  # largest x / 2^s that does not overflow
     has_infinity: bool
 
 
@@ -65,19 +64,19 @@ E5M2_SCALED = Scaled(2.0**-3, 2.0**-17, math.nextafter(61_440.0, 0), has_infinit
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Measured numbers; None where a number does not exist (no zero, no error to speak of)."""
+    """Measured numbers; None if one is undefined, as `zeros_kept` without zeros."""
 
     max_abs_error: float | None
     rmse: float | None
     cosine: float | None  # of the angle between original and decoded
-    snr_db: float | None  # infinite where nothing was lost
-    zeros_kept: float | None  # share of the zeros that came back as zeros
+    snr_db: float | None  # infinite without errors
+    zeros_kept: float | None  # share of zeros that were decoded as zeros
     nonfinite: int  # in the original
     overflowed: int  # finite before, infinite after
-    lost: int  # finite before, infinite or NaN after: no error counts them
-    dropped: int  # finite before, given up with a non-finite value in their MSFP15 tile
+    lost: int  # finite before, infinite or NaN after; in no error
+    dropped: int  # finite, but lost with a non-finite value in their MSFP15 tile
     violations: int
-    first_violation: int | None  # its place in row-major order
+    first_violation: int | None  # row-major index
 
 
 def measure(
@@ -86,21 +85,21 @@ def measure(
     decoded: NDArray[np.generic],
     keep_nonfinite: bool = False,
 ) -> Fidelity:
-    """Compare a decoded array with its original, in any two floating-point dtypes."""
+    """Compare a decoded array with its original, each of any floating-point dtype."""
     measurement = Measurement(codec, keep_nonfinite)
     measurement.add(original, decoded)
     return measurement.fidelity()
 
 
 class Norm:
-    """The Euclidean norm of values in parts, scaled so that no square overflows or vanishes."""
+    """A Euclidean norm, accumulated in parts, without overflow or underflow of squares."""
 
     def __init__(self) -> None:
         self.largest = 0.0
         self.squares = 0.0  # the sum of (value / largest)^2
 
     def add(self, sizes: Float64s) -> None:
-        """Add values, without their signs."""
+        """Add magnitudes."""
         largest = max(self.largest, float(sizes.max(initial=0)))
         if largest:
             self.squares *= (self.largest / largest) ** 2
@@ -108,20 +107,20 @@ class Norm:
             self.largest = largest
 
     def value(self) -> float:
-        """The norm of all values."""
+        """Return the norm."""
         return self.largest * math.sqrt(self.squares)
 
     def root_mean_square(self, n: int) -> float:
-        """The root mean square, if there were n values: norm / sqrt(n)."""
+        """Return the root mean square of n values: norm / sqrt(n)."""
         return self.largest * math.sqrt(self.squares / n)
 
     def over(self, other: Norm) -> float:
-        """The quotient of two norms."""
+        """Return the quotient of two norms."""
         return self.largest / other.largest * math.sqrt(self.squares / other.squares)
 
 
 class Measurement:
-    """A comparison of arrays that come in parts, of which all but the last are whole tiles."""
+    """A comparison of arrays in parts, all of whole tiles but the last."""
 
     def __init__(self, codec: str, keep_nonfinite: bool = False) -> None:
         self.codec = codec
@@ -134,7 +133,7 @@ class Measurement:
 
     @_quiet
     def add(self, original: NDArray[np.generic], decoded: NDArray[np.generic]) -> None:
-        """The next part, in pieces that fit the cache."""
+        """Add the next part, in pieces that fit into the cache."""
         x, y = original.reshape(-1), decoded.reshape(-1)
         for start in range(0, x.size, PIECE):
             piece = slice(start, start + PIECE)
@@ -155,7 +154,7 @@ class Measurement:
         self.violations += count
 
     def _add_counts(self, x: Float64s, y: Float64s) -> None:
-        """Counts of a part, as `Fidelity` has them of the whole."""
+        """Add the counts of a part."""
         zeros, finite = x == 0, np.isfinite(x)
         self.zeros += int(np.count_nonzero(zeros))
         self.zeros_kept += int(np.count_nonzero(zeros & (y == 0)))
@@ -182,7 +181,7 @@ class Measurement:
         self.noise.add(error)
 
     def fidelity(self) -> Fidelity:
-        """Return the numbers of all parts together."""
+        """Return the numbers of all parts."""
         return Fidelity(
             max_abs_error=self.max_abs_error,
             rmse=self.noise.root_mean_square(self.compared) if self.compared else None,
@@ -202,9 +201,9 @@ class Measurement:
 def within_bound(
     codec: str, x: Float64s, y: Float64s, keep_nonfinite: bool = False, dtype: Dtype = FLOAT64
 ) -> Mask:
-    """Mark where the decoded y is what the codec promises for x, element by element, both flat.
+    """Return where the decoded y is within the codec's bound for x, both flat.
 
-    dtype: what elements were before they were made float64.
+    dtype: the original one of x.
     """
     if codec == "msfp15":
         return _shared_exponent(x, y, keep_nonfinite)
@@ -220,14 +219,13 @@ def within_bound(
 
 
 def _sign_test(x: Float64s, y: Float64s) -> Mask:
-    """One bit: y = 1 where x > 0, else 0."""
+    """Return where y = 1 for x > 0, and y = 0 for others."""
     right: Mask = y == (x > 0)
     return right
 
 
 def _within_rounding(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
-    """|y - x| <= max(relative * |x|, absolute); from `infinite_from` on infinity with the sign
-    of x."""
+    """|y - x| <= max(relative * |x|, absolute); y = sign(x) infinity if |x| >= infinite_from."""
     size = np.abs(x)
     allowed = np.maximum(rounding.relative * size, rounding.absolute)
     right: Mask = np.abs(y - x) <= allowed
@@ -239,17 +237,16 @@ def _within_rounding(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
 
 
 def _is_same(x: Float64s, y: Float64s) -> Mask:
-    """Equal, with the sign of zero; any NaN is any other."""
+    """Return where x and y are equal, also in the sign of zero, or both NaN."""
     same: Mask = ((x == y) & (np.signbit(x) == np.signbit(y))) | (np.isnan(x) & np.isnan(y))
     return same
 
 
 def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Mask:
-    """Mark y within the rounding of numbers that are divided by their block's scale.
+    """Return where y is within the rounding of x / scale to the format.
 
-    The scale is the smallest power of two at which the block's largest finite number fits.
-
-    largest: of the decoded type, beyond which a number may be rounded up to infinity.
+    scale: the smallest power of two with which the block's largest finite number fits. largest: of
+    the decoded type, beyond which a number may be rounded up to infinity.
     """
     size, finite = np.abs(x), np.isfinite(x)
     blocks = np.pad(np.where(finite, size, 0), (0, -x.size % BLOCK)).reshape(-1, BLOCK)
@@ -259,12 +256,12 @@ def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Ma
     allowed = np.repeat(np.ldexp(bound.absolute, scale), BLOCK)[: x.size]
     right: Mask = np.abs(y - x) <= np.maximum(bound.relative * size, allowed)
     right |= (size * (1 + bound.relative) > largest) & (y == np.copysign(np.inf, x))
-    kept = np.isnan(x) | (not bound.has_infinity)
-    return np.where(finite, right, np.where(kept, np.isnan(y), y == x))
+    becomes_nan = np.isnan(x) | (not bound.has_infinity)
+    return np.where(finite, right, np.where(becomes_nan, np.isnan(y), y == x))
 
 
 def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) -> Mask:
-    """Mark what int8 promises: |y - x| <= 0.51 * scale, beside the rounding of y to its type.
+    """Return where |y - x| <= 0.51 * scale, but for the rounding of y to its type.
 
     scale: the block's largest |x| / 127, as bfloat16. signed: y has the sign of x, so it may be off
     by a whole scale where |x| < scale / 2.
@@ -283,9 +280,9 @@ def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) 
 
 
 def _sparse_exponent(x: Float64s, y: Float64s, tile: int) -> Mask:
-    """Mark y = 0 where x is +0; elsewhere what MSFP15 promises for boxes of the other numbers.
+    """Return where y = 0 for x = +0, and within MSFP15's bound for boxes of the other numbers.
 
-    tile: numbers, +0 among them, after which boxes of eight others begin anew.
+    tile: numbers, +0 included, after which a new box begins.
     """
     right: Mask = y == 0
     for start in range(0, x.size, tile):
@@ -301,7 +298,7 @@ _BOUNDS: dict[str, Callable[[Float64s, Float64s], Mask]] = {
     "pack16": partial(_within_rounding, rounding=HALF),
     "fp10": partial(_within_rounding, rounding=FP10),
     "sparse": _is_same,
-    # Elements are as they are where that takes no more bytes.
+    # Elements are uncompressed if that takes no more bytes.
     "sparse_fp10": lambda x, y: _within_rounding(x, y, FP10) | _is_same(x, y),
     "index4": _is_same,
 }
@@ -310,7 +307,7 @@ _SCALED = {"block_e4m3": E4M3_SCALED, "block_e5m2": E5M2_SCALED}
 
 
 def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
-    """Mark what MSFP15 promises: |y - x| <= step / 2, or a step where the mantissa saturates at 63.
+    """Return where |y - x| <= step / 2, or a step where MSFP15's mantissa saturates at 63.
 
     step = 2^(e - 5) for a tile of eight whose largest |x| is in [2^e, 2^(e + 1)). |x| < 2^-126 may
     be 0. A tile that is lost has NaN if keep_nonfinite, else zeros.
@@ -330,7 +327,7 @@ def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
 
 
 def _within_signed_tile(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
-    """Mark what MSFP15 with signs promises: |y - x| <= step, and y has the sign of x.
+    """Return where |y - x| <= step, and y has the sign of x: MSFP15 with signs.
 
     step = 2^(max(e, -127) - 5), with e and lost tiles as in `_shared_exponent`.
     """
@@ -346,7 +343,7 @@ def _within_signed_tile(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
 
 
 def _largest_of_tile(size: Float64s) -> Float64s:
-    """Return the largest of each eight, by halving: faster than `max` along a short axis."""
+    """Return the maximum of each tile of 8; halving is faster than `max` along a short axis."""
     missing = -size.size % TILE
     largest = np.pad(size, (0, missing)) if missing else size
     for _ in range(3):
@@ -355,7 +352,7 @@ def _largest_of_tile(size: Float64s) -> Float64s:
 
 
 def _is_lost(largest: Float64s) -> Mask:
-    """Mark tiles without a shared exponent: one of their values is not below 2^128."""
+    """Return tiles without a shared exponent: those with a value not below 2^128."""
     below: Mask = largest < 2.0**128
     return ~below
 
@@ -366,7 +363,7 @@ def _of_elements(of_tiles: HostArray, n: int) -> HostArray:
 
 
 def _larger(before: float | None, values: Float64s) -> float | None:
-    """Return the largest of a part and the parts before it."""
+    """Return the maximum of `before` and values."""
     if not values.size:
         return before
     largest = float(values.max())

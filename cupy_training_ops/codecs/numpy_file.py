@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """NumPy's .npy and .npz files, read without pickle: nothing in them is executed.
 
-An array is known by its header before its elements are read, and a header is held against the bytes
-that are there before memory is taken for what it promises.
+An array's header is read first, and compared with the number of bytes in the file before memory is
+allocated.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..errors import ArgumentError, OpError, cut, pass_on
 
 NumpyArray = NDArray[np.generic]
 StrPath = str | os.PathLike[str]
-_NPY, _NPZ = b"\x93NUMPY", (b"PK\x03\x04", b"PK\x05\x06")  # the last one of nothing
+_NPY, _NPZ = b"\x93NUMPY", (b"PK\x03\x04", b"PK\x05\x06")  # the last one of an empty archive
 MAGIC = (_NPY, *_NPZ)
-_BY_DAMAGE = (None, errno.EINVAL)  # bz2's own error, and a place before the start of the file
+_BY_DAMAGE = (None, errno.EINVAL)  # bz2's errors, and a seek before the start of the file
 
 
 class BinaryFile(Protocol):
@@ -44,7 +44,7 @@ class BinaryFile(Protocol):
 
 
 class Header(NamedTuple):
-    """The description of an array before its elements."""
+    """An array's header."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
@@ -53,20 +53,20 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """An array of a file; nothing of it is read before it is asked for."""
+    """An array in a file, read lazily."""
 
     name: str  # in messages
     open: Callable[[], AbstractContextManager[BinaryFile]]
-    end: int  # of its bytes
-    is_sealed: bool  # by a checksum, in an archive
+    end: int  # position after its bytes
+    is_sealed: bool  # in an archive, with a checksum
 
     def is_array(self) -> bool:
-        """Return True if the file is an array: an archive may hold anything else as well."""
+        """Return True if it is an array: an archive may contain other files."""
         with refuse_damage(self.name), self.open() as stream:
             return stream.read(len(_NPY)) == _NPY
 
     def header(self) -> Header:
-        """Return shape and type, where as many bytes as they need are there."""
+        """Return shape and type; refuse a file with fewer bytes."""
         if not self.is_array():
             raise ArgumentError(f"{self.name} is no array")
         with refuse_damage(self.name), self.open() as stream:
@@ -80,15 +80,12 @@ class Stored:
             raise ArgumentError(f"{self.name}: holds Python objects, which are never loaded")
         with refuse_damage(self.name), self.open() as stream:
             array: NumpyArray = npy.read_array(stream, allow_pickle=False)
-            if self.is_sealed and stream.read(1):  # the checksum is compared at the end
+            if self.is_sealed and stream.read(1):  # reading to the end compares the checksum
                 raise ValueError("it goes on after its elements")
         return array
 
     def map(self) -> NumpyArray:
-        """Return memory that the system reads from the file once it is looked at.
-
-        Where that cannot be, in an archive for one, it is read.
-        """
+        """Map the array's memory from the file, or read it if that is not possible."""
         header = self.header()
         if self.is_sealed or header.dtype.hasobject or not _nbytes(header):
             return self.read()
@@ -101,9 +98,9 @@ class Stored:
 def stored_arrays(
     stream: BinaryFile, name: object, expected: str = ".npy or .npz"
 ) -> Stored | dict[str, Stored]:
-    """Find the array of a .npy file, or those of a .npz file by name; the rest is for messages.
+    """Return the array of an open .npy file, or those of a .npz file by name.
 
-    They can be read as long as the stream is open.
+    name, expected: for messages.
     """
     start = stream.tell()
     magic = stream.read(len(_NPY))
@@ -121,16 +118,16 @@ def stored_arrays(
 
 
 def write_header(stream: BinaryFile, shape: tuple[int, ...], dtype: Dtype) -> None:
-    """Write what stands before the elements of a .npy file; they follow in row-major order."""
+    """Write the header of a .npy file, whose elements follow in row-major order."""
     about = {"shape": shape, "fortran_order": False, "descr": npy.dtype_to_descr(dtype)}
     npy.write_array_header_1_0(stream, about)
 
 
 @contextlib.contextmanager
 def refuse_damage(name: str) -> Iterator[None]:
-    """Refuse what a damaged file makes NumPy's parsers and Python's raise: almost anything.
+    """Convert errors of parsers, which may be of any type, to ArgumentError.
 
-    A lack of memory and what the operating system says are no damage.
+    MemoryError and errors of the operating system are raised as they are.
     """
     try:
         yield
@@ -145,7 +142,7 @@ def refuse_damage(name: str) -> Iterator[None]:
 
 
 def _array(stream: BinaryFile, name: str) -> Stored:
-    """The one array of a .npy file, from the stream's place to its end."""
+    """Return the array of a .npy file, from the stream's position to its end."""
     start = stream.tell()
     end = stream.seek(0, os.SEEK_END)
 
@@ -163,7 +160,7 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Sto
 
 
 def _header(stream: BinaryFile) -> Header:
-    """Version 3 differs from 2 in the names of fields."""
+    """Read a header; version 3 differs from 2 only in the encoding of field names."""
     first = npy.read_magic(stream) == (1, 0)
     parse = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
     shape, fortran_order, dtype = parse(stream)
@@ -175,7 +172,7 @@ def _nbytes(header: Header) -> int:
 
 
 def _map(stream: Any, header: Header) -> NumpyArray | None:
-    """Map the file from here on; None where there is no file, or one that maps nothing."""
+    """Map the file from here on; None if it cannot be mapped."""
     try:
         return np.memmap(stream, header.dtype, "r", stream.tell(), header.shape, header.order)
     except (AttributeError, OSError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Compressed arrays that know themselves: `compress(x, "msfp15")` gives a Packed."""
+"""Self-describing compressed arrays: `compress(x, "msfp15")` returns a Packed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ FORMAT = container.Format("packed array", version=2, longest_header=1 << 20)
 class Packed:
     """An encoded array with all that decoding needs: codec, dtype name, shape, options.
 
-    `code` is the encoder's output, a NumPy or CuPy array or a PyTorch tensor, whose library chooses
-    the provider.
+    code: the encoder's output, a NumPy or CuPy array or a PyTorch tensor.
     """
 
     codec: str
@@ -45,11 +44,11 @@ class Packed:
         if code is None:
             refuse("Packed", "code", "a NumPy or CuPy array", "None")
         _check(self.codec, self.dtype, self.shape, self.options, code)
-        if not is_tensor(self.code):  # whose results are tensors
-            object.__setattr__(self, "code", code)  # frozen for everyone else
+        if not is_tensor(self.code):  # tensors stay, as their results are tensors
+            object.__setattr__(self, "code", code)  # frozen dataclass
 
     def __repr__(self) -> str:
-        """The code's size in place of the code, which is as long as the array."""
+        """Show the size of the code in place of the code."""
         return (
             f"Packed(codec={self.codec!r}, dtype={self.dtype!r}, shape={self.shape}, "
             f"options={self.options}, nbytes={self.nbytes})"
@@ -71,25 +70,23 @@ class Packed:
         return self.original_nbytes / self.nbytes if self.nbytes else 1.0
 
     def decompress(self, out: object = None) -> Any:
-        """The decoded array in its dtype and shape, on the provider and device the codes are on.
+        """Return the decoded array, on the device of the codes.
 
-        out: an array of that dtype and shape to write into, C-contiguous, beside the codes.
+        out: an array of its dtype and shape to write into, C-contiguous, on that device.
         Deterministic; no copy between host and device. Raises ArgumentError and DtypeError.
         """
         return self._decoder()(self.code, out=out)
 
     def trimmed(self, nbytes: int | None = None) -> Packed:
-        """This array with a copy of its codes alone, where a sparse codec left room behind them.
+        """Return this array with its codes cut to their length, for sparse codecs on a GPU.
 
-        nbytes: the codes' length; None reads it from their first eight bytes, for which a copy from
-        a GPU waits. Another length is refused, but on a GPU, where nothing is read, only one that
-        no code of such an array has. The codes of other codecs, and of `compress` on the host, have
-        no such room. Raises ArgumentError.
+        nbytes: that length; None reads it from the codes, and waits for a GPU. A wrong length is
+        refused, but on a GPU, where nothing is read, only an impossible one. Raises ArgumentError.
         """
-        given = None if nbytes is None else self._checked_length(nbytes)
+        checked = None if nbytes is None else self._checked_length(nbytes)
         if not get_codec(self.codec).leaves_room:
             return self
-        nbytes = self._length() if given is None else given
+        nbytes = self._length() if checked is None else checked
         if nbytes == self.nbytes:
             return self
         code = self.code[:nbytes]
@@ -98,8 +95,7 @@ class Packed:
     def save(self, file: StrPath | BinaryFile, *, sync: bool = True) -> None:
         """Write a `.npz` file, or to an open binary file; codes on a GPU are copied to the host.
 
-        A path is replaced by a whole file or not at all, also where the machine stops: its bytes
-        are waited for first, but for sync=False. Raises OSError.
+        A path is replaced atomically, with `sync` also if the machine crashes. Raises OSError.
         """
         header = {name: getattr(self, name) for name in ("codec", "dtype", "shape", "options")}
         container.write(file, FORMAT, header, {"code": _to_host(self.trimmed().code)}, sync)
@@ -108,9 +104,9 @@ class Packed:
     def load(cls, file: StrPath | BinaryFile, provider: str = "cpu") -> Self:
         """Read what `save` wrote, codes onto the host ("cpu") or the current GPU ("cuda").
 
-        Nothing in the file is executed. Raises ArgumentError where it is damaged, no Packed, or of
-        another format version; OSError where it cannot be read; ProviderError for "cuda" where no
-        GPU can be used.
+        Nothing in the file is executed. Raises ArgumentError if it is damaged, no Packed, or of
+        another format version; OSError if it cannot be read; ProviderError for "cuda" without a
+        GPU.
         """
         if provider not in ("cpu", "cuda"):
             refuse("Packed", "provider", "'cpu' or 'cuda'", repr(provider))
@@ -124,12 +120,12 @@ class Packed:
         return cls(codec, dtype, shape, code if provider == "cpu" else _from_host(code), options)
 
     def _length(self) -> int:
-        """Bytes of the codes without the room behind them; waits for a GPU."""
+        """Return the length of the codes; waits for a GPU."""
         codec = get_codec(self.codec)
         return codec.length(_to_host(self.code[:8])) if codec.leaves_room else self.nbytes
 
     def _checked_length(self, nbytes: object) -> int:
-        """Return the argument of `trimmed`; raise where codes cannot have that length."""
+        """Convert the argument of `trimmed`; refuse one that is not the codes' length."""
         try:
             length = integer(nbytes)
         except ArgumentError as error:
@@ -151,14 +147,14 @@ def compress(x: object, codec: str, **options: object) -> Packed:
     x: float32, float16, float64 or bfloat16 (bool too for "pack1", integers for "index4", any type
     for "sparse"), any shape, C-contiguous, NumPy (CPU provider), CuPy (CUDA provider) or anything
     with `__dlpack__`. options: `keep_nonfinite` for "msfp15", `check` for "index4". Deterministic;
-    no copy between host and device. A sparse codec's codes have room behind them on a GPU, which
-    knows their length first: `trimmed` gives it back. Raises ArgumentError and DtypeError.
+    no copy between host and device. On a GPU a sparse codec's codes are in a buffer of
+    maximum size: `trimmed` cuts it. Raises ArgumentError and DtypeError.
     """
     row = get_codec(codec)
     encoder = row.encoding(**options)
     code = encoder(x)
     dtype, shape, is_numpy = _form(encoder.name, x)
-    packed = object.__new__(Packed)  # what an encoder gives needs no check
+    packed = object.__new__(Packed)  # without the checks of __post_init__
     of_decoder = row.decoder_options(encoder.attribute_values, options)
     vars(packed).update(
         codec=codec, dtype=dtype_name(dtype), shape=shape, code=code, options=of_decoder
@@ -167,7 +163,7 @@ def compress(x: object, codec: str, **options: object) -> Packed:
 
 
 def _form(op: str, x: object) -> tuple[Dtype, Shape, bool]:
-    """The dtype and shape of an array, and whether NumPy has it."""
+    """Return dtype and shape of an array, and whether it is NumPy's."""
     try:
         _, dtype, shape, *_ = backends.info(x)  # type: ignore[arg-type]
     except KeyError as error:
@@ -185,7 +181,7 @@ def _decoder(codec: str, dtype: str, shape: tuple[int, ...], options: dict[str, 
 
 
 def _read_header(file: object, header: container.Header, code: Stored) -> tuple[Any, ...]:
-    """Return codec, dtype, shape and options of a file; raise where its codes do not fit them."""
+    """Return codec, dtype, shape and options of a file; refuse codes that do not fit them."""
     try:
         shape = tuple(header["shape"])
         about = (header["codec"], header["dtype"], shape, header["options"])
@@ -197,7 +193,7 @@ def _read_header(file: object, header: container.Header, code: Stored) -> tuple[
 
 
 def _check(codec: Any, dtype: Any, shape: Any, options: Any, code: Array | Header) -> None:
-    """Refuse what a file could not say, what the codec does not take, and codes of other arrays."""
+    """Refuse values that a file cannot store, bad options, and codes that do not fit."""
     plain = {"codec": (codec, str), "dtype": (dtype, str), "shape": (shape, tuple)}
     for name, (value, kind) in (plain | {"options": (options, dict)}).items():
         if not isinstance(value, kind):
@@ -223,7 +219,7 @@ def _to_host(array: Array) -> NumpyArray:
 
 
 def _from_host(array: NumpyArray) -> Array:
-    """A copy of the array on the current GPU."""
+    """Copy an array to the current GPU."""
     backend = backends.cuda_backend()
     try:
         return backend.from_host(array)
@@ -234,24 +230,24 @@ def _from_host(array: NumpyArray) -> Array:
         ) from None
 
 
-# ---- part by part: little memory beside the codes, and a word after each -------------------------
+# ---- in parts: with little memory, and progress after each -------------------------
 
 # elements | 0 ............ | ............ n |
-# codes    | 0 .... |  ....  |    whole tiles: no code stands for elements of two parts
+# codes    | 0 .... |  ....  |    whole tiles: no code is of two parts
 
 PART = 1 << 22  # elements
-Advance = Callable[[int], None]  # called with how many elements more are done
+Advance = Callable[[int], None]  # called with the number of elements of each part
 
 
 class Part(NamedTuple):
-    """Places in an array and in its codes, both in row-major order."""
+    """Slices of an array and of its codes, both in row-major order."""
 
     elements: slice
     codes: slice
 
 
 def parts(codec: Codec, n: int, whole: bool = False) -> Iterator[Part]:
-    """Yield the parts of n elements, one where there is no element; all in one where `whole`."""
+    """Yield the parts of n elements; one if n is 0 or with `whole`."""
     tiles = codec.encoder.tiles or {}
     element, code = tiles.get("X", 1), tiles.get("Y", 1)
     most = max(n, 1) if whole else max(PART // element, 1) * element
@@ -267,7 +263,7 @@ def encode_in_parts(
 ) -> Packed:
     """Encode as `compress` does, part by part; raises what it does."""
     codec = get_codec(name)
-    if codec.leaves_room:  # where a part's codes begin depends on the values before it
+    if codec.leaves_room:  # a part's position in the codes depends on earlier values
         packed = compress(x, name, **options)
         advance(x.size)
         return packed
@@ -283,7 +279,7 @@ def encode_in_parts(
 
 
 def decode_in_parts(packed: Packed, advance: Advance) -> Iterator[HostArray]:
-    """Yield the elements in row-major order, part after part; `advance` hears of each."""
+    """Yield the decoded elements in row-major order, in parts; calls `advance` after each."""
     codec, n = get_codec(packed.codec), math.prod(packed.shape)
     if codec.leaves_room:
         yield packed.decompress().reshape(-1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""`.safetensors` files through the library of that name: in the extra `safetensors`.
+"""`.safetensors` files, by the library of that name, in the extra `safetensors`.
 
-They name bfloat16, which NumPy's own files cannot.
+Unlike NumPy's files they support bfloat16.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..dtypes import BFLOAT16, Dtype
 from ..errors import ArgumentError, cut
 from .numpy_file import MAGIC, BinaryFile, Header, NumpyArray
 
-_START = 8  # bytes that say how long the header is
-# They are named, and the library gives NumPy none of their values.
+_START = 8  # bytes with the length of the header
+# Types whose values the library does not return as NumPy arrays.
 UNREAD: dict[str, Dtype] = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
@@ -35,7 +35,7 @@ _DTYPES: dict[str, Dtype] = {
 
 
 class Tensor:
-    """A tensor of an open file; its values are not read before they are asked for."""
+    """A tensor of an open file, read lazily."""
 
     def __init__(self, file: Any, name: str, label: str) -> None:
         self._file = file
@@ -58,7 +58,7 @@ class Tensor:
         self.header()
         try:
             values: NumpyArray = self._file.get_tensor(self._name)
-        except (AttributeError, KeyError, TypeError):  # a type that the library keeps from NumPy
+        except (AttributeError, KeyError, TypeError):  # one of UNREAD
             raise ArgumentError(f"{self._label}: {self._type()} cannot be read") from None
         return values
 
@@ -106,7 +106,7 @@ def _library() -> ModuleType:
 
 @contextlib.contextmanager
 def _with_path(path: str | None, stream: BinaryFile) -> Iterator[str]:
-    """The library opens paths alone: what a stream holds is copied into a temporary file."""
+    """Yield a path for the library; without one, of a temporary copy of the stream."""
     if path is not None:
         yield path
         return

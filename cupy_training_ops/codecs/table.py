@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The table of codecs."""
+"""The table of codecs: name, operators, bits, error bound."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ Kind = Literal["sign", "mask", "index", "value"]
 
 @dataclass(frozen=True)
 class Codec:
-    """One codec: its two operators, and what it keeps, in words and numbers.
+    """A codec: its two operators and its error.
 
-    `kinds` says for which needs of a backward pass the decoded array does in place of the original:
-    the `sign` test x > 0, a `mask` of bools, an `index`, or the `value` within the bound. A codec
-    is `lossless` if every bit of an array of its kinds and dtypes comes back. `fixed` are options
-    of the encoder that the codec's name stands for.
+    kinds: what of an array can be decoded: the `sign` test x > 0, a `mask` of bools, an `index`, or
+    the `value` within the bound. lossless: decoding is exact for these kinds. fixed: options of the
+    encoder that the codec's name implies.
     """
 
     name: str
     encoder: type[gist.Encoder]
     decoder: type[gist.Decoder]
-    bits: float  # per value; of a sparse codec those of a zero
+    bits: float  # per value; for a sparse codec per zero
     formula: str
     bound: str
     kinds: tuple[Kind, ...]
@@ -39,29 +38,29 @@ class Codec:
     fixed: Mapping[str, object] = field(default_factory=dict)
 
     def encoding(self, **options: object) -> Any:
-        """The encoder with these options and those that are fixed."""
+        """Return the encoder with these options and the fixed ones."""
         for name in self.fixed.keys() & options.keys():
             refuse(self.name, name, "no option that the name stands for", shown(options[name]))
         return self.encoder.shared(**options, **self.fixed)
 
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
-        """The dtypes of the arrays that it takes."""
+        """The dtypes of arrays that it encodes."""
         return tuple(self.encoder.types["T"])
 
     @property
     def leaves_room(self) -> bool:
-        """Return True if codes on a GPU have room behind them: their length depends on values."""
+        """Return True if the length of codes depends on values, and buffers on a GPU are larger."""
         return issubclass(self.encoder, gist_sparse.SparseEncoder)
 
     def length(self, code: HostArray) -> int:
-        """Bytes of a code, where it leaves room, by its beginning."""
+        """Return the length of codes, if `leaves_room`, from their first bytes."""
         return int(code[:8].view(np.int64)[0]) if code.size else 0
 
     def decoder_options(
         self, values: Mapping[str, object], names: Iterable[str]
     ) -> dict[str, object]:
-        """Return the options of an encoder, by their names, that its decoder takes, too."""
+        """Return those of an encoder's options that its decoder has, too."""
         known = {attribute.name for attribute in self.decoder.attributes}
         return {name: values[name] for name in names if name in known}
 
@@ -215,7 +214,7 @@ CODECS = {
 
 
 def get_codec(name: str) -> Codec:
-    """A codec by name; an error that lists the names there are."""
+    """Return a codec by name; the error lists all names."""
     codec = CODECS.get(name)
     if codec is None:
         raise ArgumentError(f"no codec {shown(name)}; known: {', '.join(CODECS)}")

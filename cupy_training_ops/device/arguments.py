@@ -22,9 +22,11 @@ from ..plan import Launch, Pointers, Scratch
 from .source import Parameter
 
 Addresses = np.ndarray[Any, np.dtype[np.int64]]
-Address = Callable[[Any], object]  # from the addresses of a call's arrays to an argument
-Make = Callable[[object], object]  # from a number to an argument
-MakeDynamic = Callable[[Mapping[int, object]], object]  # from the values that change to an argument
+Address = Callable[[Any], object]  # addresses of a call's arrays -> an argument
+Make = Callable[[object], object]  # a number -> an argument
+MakeDynamic = Callable[
+    [Mapping[int, object]], object
+]  # the changing values by index -> an argument
 NULL = np.uint64(0)
 EITHER = "Either<"  # the struct of core/either.cuh
 ZEROED = "Zeroed<"  # that of core/zeroed.cuh
@@ -38,7 +40,7 @@ _SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES if row.dtype.kin
 
 
 def check_pointer(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
-    """Refuse an array whose parameter is no pointer to its element type, and no `void*`."""
+    """Refuse an array whose parameter is neither a pointer to its element type nor `void*`."""
     expected = launch.slots.get(parameter.c_type, parameter.c_type)
     if not parameter.pointer or expected not in (element_type(dtype).c_type, "void"):
         is_known = expected in _SCALARS or expected == "void"
@@ -50,7 +52,7 @@ def check_pointer(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
 
 
 def cast(launch: Launch, parameter: Parameter, value: object) -> object:
-    """A by-value argument in exactly the declared C type; None is the null pointer."""
+    """Cast an argument to exactly the parameter's C type; None is the null pointer."""
     if parameter.pointer:
         if value is None:
             return NULL
@@ -69,12 +71,12 @@ def cast(launch: Launch, parameter: Parameter, value: object) -> object:
 
 
 def scalar_type(launch: Launch, parameter: Parameter) -> Dtype:
-    """Dtype of a number that each call gives."""
+    """Return the dtype of a number parameter."""
     return np.dtype(_SCALARS[launch.slots.get(parameter.c_type, parameter.c_type)])
 
 
 def _check_scratch(launch: Launch, parameter: Parameter, piece: Scratch) -> None:
-    """Memory that a kernel expects to be zero is declared so, and no other is."""
+    """Refuse scratch memory whose `zeros` does not match the parameter's type."""
     expects_zeros = parameter.c_type.rpartition("::")[2].startswith(ZEROED)
     if piece.zeros != expects_zeros:
         kind = "zeros" if piece.zeros else "memory that may hold anything"
@@ -90,18 +92,18 @@ def is_either(parameter: Parameter) -> bool:
 
 
 def either_layout(parameter: Parameter) -> Dtype:
-    """Return the struct of a parameter that takes a number or an array."""
+    """Return the struct dtype of a parameter that takes a number or an array."""
     return Either.of(int(parameter.c_type.partition("<")[2].rstrip(">"))).dtype
 
 
 def check_number(op: str, name: str, holder: str, make: Make, changing: Changing) -> MakeDynamic:
-    """Return a function that makes an argument of a caller's number, or refuses a number that
-    the kernel's `holder` cannot have."""
-    place, follows = changing.place, bool(changing.functions)
+    """Return a function that makes an argument from a caller's number; it refuses numbers that
+    `holder`, a C type, cannot represent."""
+    place, is_derived = changing.place, bool(changing.functions)
 
     def make_argument(values: Mapping[int, object]) -> object:
         try:
-            return make(changing.of(values) if follows else values[place])
+            return make(changing.of(values) if is_derived else values[place])
         except (CompileError, ArithmeticError, TypeError, ValueError) as error:
             pass_on(error)
             expected, got = f"a number that {holder} holds", values[place]
@@ -113,7 +115,7 @@ def check_number(op: str, name: str, holder: str, make: Make, changing: Changing
 def either(
     layout: Dtype, value: object = 0, *, address: int = 0, dtype: Dtype | None = None
 ) -> object:
-    """The struct of core/either.cuh: numbers beside a null pointer, or a pointer and its type."""
+    """Make the struct of core/either.cuh: numbers and a null pointer, or a pointer and a type."""
     if dtype is None:
         return np.frombuffer(either_bytes(layout)(value), layout)[0]
     n, pack = _fields(layout)
@@ -123,33 +125,33 @@ def either(
 
 @functools.cache
 def either_bytes(layout: Dtype) -> Callable[[object], bytes]:
-    """Return a function that packs that struct with numbers, sooner than NumPy makes it."""
+    """Return a function that packs that struct with numbers, faster than NumPy does."""
     n, pack = _fields(layout)
 
-    def longer(numbers: Sequence[Any]) -> bytes:
+    def pack_each(numbers: Sequence[Any]) -> bytes:
         return pack(0, *map(_bits, numbers), *map(float, numbers), 0)
 
     def make(value: object) -> bytes:
         numbers = value if isinstance(value, tuple) else (value,) * n
         if type(numbers[0]) is not int:
-            return longer(numbers)
+            return pack_each(numbers)
         try:
             return pack(0, *numbers, *numbers, 0)
-        except struct.error:  # they have no 63 bits, or not all are integers
-            return longer(numbers)
+        except struct.error:  # not int64, or not all are integers
+            return pack_each(numbers)
 
     return make
 
 
 def _fields(layout: Dtype) -> tuple[int, Callable[..., bytes]]:
-    """How many numbers it holds, and what packs its fields, in their order, sooner than NumPy."""
+    """Return the count of numbers in that struct, and a function that packs its fields."""
     n: int = layout["real"].shape[0]
     fields = f"=Q{n}q{n}di"
     return n, struct.Struct(f"{fields}{layout.itemsize - struct.calcsize(fields)}x").pack
 
 
 def _bits(number: Any) -> int:
-    """An integer of 64 bits, signed or not, by its bits; 0 for a real number that is none."""
+    """Return a 64-bit integer, signed or not, as int64 of the same bits; 0 for a fraction."""
     if type(number) is int and -(2**63) <= number < 2**63:
         return number
     if not isinstance(number, int | np.integer):
@@ -165,10 +167,10 @@ def _bits(number: Any) -> int:
 def _exact(
     launch: Launch, parameter: Parameter, scalar: type[np.generic], value: Any
 ) -> np.generic:
-    """A scalar of the declared type: an integer as it is, a real number rounded, not infinite."""
+    """Cast to the declared type: integers exactly, reals rounded, but not to infinity."""
     if type(value) is scalar:  # rounded already
         return value
-    # The usual cases, as values that change take them at each call.
+    # The usual cases first: changing values are cast at each call.
     if type(value) is float and scalar in _REALS and abs(value) <= _LARGEST:
         return scalar(value)
     if type(value) is int and scalar in _WHOLE and value in _WHOLE[scalar]:
@@ -187,23 +189,23 @@ def _exact(
     )
 
 
-def _check_struct(launch: Launch, parameter: Parameter, given: Dtype) -> None:
-    """A struct by value is the one that the kernel takes."""
-    if struct_name(given) != _bind_slot(parameter.c_type, launch.slots):
+def _check_struct(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
+    """Refuse another struct than the parameter's."""
+    if struct_name(dtype) != _bind_slot(parameter.c_type, launch.slots):
         raise CompileError(
             f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}): "
-            f"the plan gives {struct_name(given)}"
+            f"the plan gives {struct_name(dtype)}"
         )
 
 
 def _bind_slot(c_type: str, slots: Mapping[str, str]) -> str:
-    """The name of a struct without its namespace; its template argument where that is a slot."""
+    """Return the name of a struct without its namespace, with slots bound: V<T> -> V<float>."""
     name, _, argument = c_type.rpartition("::")[2].rstrip(">").partition("<")
     return f"{name}<{slots.get(argument, argument)}>" if argument else name
 
 
 def pointers(table: Pointers) -> Address:
-    """Return a function that makes the struct of several arrays' addresses."""
+    """Return a function from all addresses to the struct of several arrays' addresses."""
     dtype = table.dtype
     absent = [i for i, spec in enumerate(table.specs) if spec is None]
 
@@ -218,23 +220,20 @@ def pointers(table: Pointers) -> Address:
 
 
 def either_at(layout: Dtype, spec: Spec) -> Address:
-    """Return a function that makes the struct of core/either.cuh with an array's address."""
+    """Return a function from all addresses to the struct of core/either.cuh of one array."""
     return _at([spec.place], lambda picked: either(layout, address=picked[0], dtype=spec.dtype))
 
 
 def _at(places: Sequence[int], make: Callable[[Any], object]) -> Address:
-    """Return a function of all addresses: `make` of those at these places.
-
-    The struct that `make` returned is used again while these addresses are the same.
-    """
+    """Return a function from all addresses to `make` of those at these places; caches the last."""
     pick, index = getter(places), np.array(places, np.intp)
     last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]
 
     def fill(addresses: Sequence[int] | Addresses) -> object:
-        if len(index) > 1 and isinstance(addresses, np.ndarray):  # in one go, not compared
+        if len(index) > 1 and isinstance(addresses, np.ndarray):  # vectorised, not cached
             return make(addresses[index])
         picked = pick(addresses)
-        before, struct = last[0]  # once: another thread may put its own there
+        before, struct = last[0]  # read once: another thread may replace it
         if picked != before:
             struct = make(picked)
             last[0] = picked, struct
@@ -244,7 +243,7 @@ def _at(places: Sequence[int], make: Callable[[Any], object]) -> Address:
 
 
 def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that takes the items at these places out of a row or dictionary."""
+    """Return a function from a sequence or mapping to the tuple of its items at these indices."""
     if len(indices) > 1:
         return itemgetter(*indices)
     if not indices:
@@ -253,41 +252,38 @@ def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
     return lambda row: (row[index],)
 
 
-Values = Mapping[int, object]  # of changing inputs, by their places
+Values = Mapping[int, object]  # of changing inputs, by index
 
 
 class DynamicArgument:
-    """An argument that follows from values that change; for `Work` it may be anything.
-
-    `of` makes it again only where a call has another number than the call before.
-    """
+    """An argument that depends on changing values. `of` caches it for the last value."""
 
     def __init__(self, dtype: Dtype | None, changing: Changing, make: MakeDynamic) -> None:
-        self.dtype, self.anew, self.places = dtype, make, changing.places
+        self.dtype, self.make, self.places = dtype, make, changing.places
         self._pick = itemgetter(*changing.places)
         self._last: tuple[object, object] = (self, None)
 
     def of(self, values: Values) -> object:
-        """The argument in a call with these values."""
+        """Return the argument for these values."""
         picked = self._pick(values)
-        known, made = self._last  # once: another thread may put its own there
-        if picked is not known:  # the pick of several places is a new tuple in each call
-            made = self.anew(values)
-            self._last = picked, made
-        return made
+        known, argument = self._last  # read once: another thread may replace it
+        if picked is not known:  # several values are a new tuple in each call: never cached
+            argument = self.make(values)
+            self._last = picked, argument
+        return argument
 
 
 def renew(
     dynamic: Sequence[DynamicArgument], known: list[object], place: int
 ) -> Callable[[object], list[object]]:
-    """Return a function of this place's value: the known arguments, but for those that
-    follow from the value."""
-    following = [(i, each.anew) for i, each in enumerate(dynamic) if place in each.places]
+    """Return a function from the value at `place` to all arguments: those that do not depend on
+    it are `known`."""
+    dependent = [(i, each.make) for i, each in enumerate(dynamic) if place in each.places]
 
     def with_value(value: object) -> list[object]:
-        arguments, given = known.copy(), {place: value}
-        for i, anew in following:
-            arguments[i] = anew(given)
+        arguments, values = known.copy(), {place: value}
+        for i, make in dependent:
+            arguments[i] = make(values)
         return arguments
 
     return with_value

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The compiler: kernels that are ready to launch, once in a process, and CuPy's folder of them.
+"""Compilation of kernels, each once in a process, and CuPy's cache folder.
 
-Without such a folder that can be made, CuPy cannot be imported.
+CuPy cannot be imported if that folder cannot be made.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..plan import Device
 from .source import Source
 
 LANGUAGE = "--std=c++17"
-# A slot that, as 1, has a module compiled for 9.0 with instructions that no other architecture has.
-# CuPy's own option follows, and does not take them back; NVRTC before 12.9 refuses two.
+# A slot; "1" compiles a module for 9.0a, with instructions that no other architecture has. CuPy
+# appends its own -arch, which NVRTC then ignores, or before 12.9 refuses.
 WARPGROUPS = "WARPGROUPS"
 _HAS_WARPGROUPS, _WITH_WARPGROUPS, _OF_CUPY = (9, 0), "-arch=sm_90a", "-arch=sm_90"
 _BY_THREADS = "--split-compile=8"
@@ -42,7 +42,7 @@ CACHE_REMEDY = "export CUPY_CACHE_DIR=$(mktemp -d)"
 
 _memo: dict[tuple[Any, ...], Any] = {}
 _shared = Locked()
-_ahead = Locked()  # has the thread that compiles for others; nobody waits for it
+_ahead = Locked()  # of the thread that runs `compile_ahead`; others skip it
 
 
 def kernel(
@@ -53,10 +53,9 @@ def kernel(
     device: int,
     shared_nbytes: int = 0,
 ) -> Kernel:
-    """The compiled kernel `symbol`, compiled at most once in a process for each device.
+    """Return the kernel `symbol`, compiled at most once in a process for each device.
 
-    The first launch with dynamic shared memory raises what it may have: together with the kernel's
-    static memory it may be more than every GPU gives.
+    shared_nbytes: if above 0, the kernel's limit of dynamic shared memory is raised.
     """
     if symbol not in source.kernels:
         raise CompileError(f"{source.name}.cu defines no kernel {symbol}")
@@ -78,18 +77,17 @@ def kernel(
 def compile_ahead(
     backend: Backend, wanted: Iterable[tuple[Source, Mapping[str, str]]], device: int
 ) -> None:
-    """Compile the modules of `wanted` that are new, if they are several, each in its own thread.
+    """Compile new modules of `wanted`, if there are several, each in its own thread.
 
-    The compiler needs neither Python's lock nor a turn. What fails, or finds another thread at it,
-    is left to `kernel`, which says why; so is all in a capture, whose mode may be one that forbids
-    other threads to load.
+    The compiler releases the GIL. Errors are left to `kernel`, which compiles again. Does nothing
+    if another thread is here, or under capture, whose mode may forbid other threads to load.
     """
     if not backend.loads_at_once or not _ahead.lock.acquire(blocking=False):
         return
     try:
-        given = ((source, slot_options(slots)) for source, slots in wanted)
-        keys = {(backend, s.name, s.code, options, device): (s, options) for s, options in given}
-        new = [(key, *what) for key, what in keys.items() if key not in _memo]
+        pairs = ((source, slot_options(slots)) for source, slots in wanted)
+        modules = {(backend, s.name, s.code, options, device): (s, options) for s, options in pairs}
+        new = [(key, *module) for key, module in modules.items() if key not in _memo]
         if len(new) > 1 and not backend.capturing(device):
             _load_at_once(backend, new, device)
     finally:
@@ -104,7 +102,7 @@ def _load_at_once(
             _memo.setdefault(key, backend.load(source, options))
 
     threads = [threading.Thread(target=load, args=one) for one in new]
-    with contextlib.suppress(RuntimeError):  # an interpreter that ends starts none
+    with contextlib.suppress(RuntimeError):  # at interpreter exit no thread starts
         for thread in threads:
             thread.start()
     for thread in threads:
@@ -113,26 +111,26 @@ def _load_at_once(
 
 
 def slot_options(slots: Mapping[str, str]) -> tuple[str, ...]:
-    """Compiler options of a slot binding: {"T": "__half"} is -DCTO_T=__half."""
+    """Return compiler options of a slot binding: {"T": "__half"} -> -DCTO_T=__half."""
     defines = tuple(f"-DCTO_{name}={value}" for name, value in sorted(slots.items()))
     own = (_WITH_WARPGROUPS,) if slots.get(WARPGROUPS) == "1" else ()
     return (LANGUAGE, *defines, *own)
 
 
 def has_warpgroups(capability: tuple[int, int]) -> bool:
-    """Return True if modules with WARPGROUPS can be compiled, and run there."""
+    """Return True if modules with WARPGROUPS can be compiled and run on this capability."""
     return capability == _HAS_WARPGROUPS and _compiles_warpgroups()
 
 
 @functools.cache
 def _compiles_warpgroups() -> bool:
-    """Return True if NVRTC takes the two options: versions differ, so that it is asked."""
+    """Return True if this NVRTC accepts both -arch options and uses the first."""
     return _compiles(_ASKS_FOR_WARPGROUPS, (_WITH_WARPGROUPS, _OF_CUPY))
 
 
 @functools.cache
 def thread_options() -> tuple[str, ...]:
-    """Options by which a module's kernels are compiled by threads, where NVRTC can."""
+    """Return the option to compile a module's kernels in parallel, if NVRTC has it."""
     return (_BY_THREADS,) if _compiles("", (_BY_THREADS,)) else ()
 
 
@@ -150,7 +148,7 @@ def _compiles(code: str, options: tuple[str, ...]) -> bool:
 
 @functools.cache
 def header_options() -> tuple[str, ...]:
-    """Include options for NVIDIA's own headers (cuda_fp16.h, cuda_bf16.h)."""
+    """Return include options for NVIDIA's headers (cuda_fp16.h, cuda_bf16.h)."""
     folder = header_folder()
     if folder is None:
         major = _nvrtc_major()
@@ -163,9 +161,9 @@ def header_options() -> tuple[str, ...]:
 
 @functools.cache
 def header_folder() -> str | None:
-    """The folder of cuda_fp16.h: a component wheel, a toolkit, or CUDA_PATH.
+    """Return the folder of cuda_fp16.h of NVRTC's CUDA major version, or None.
 
-    The first of the CUDA major version that compiles: several may be installed.
+    Searches wheels, then toolkits: several versions may be installed.
     """
     major = _nvrtc_major()
     candidates = [*_wheel_folders(major), _pathfinder_folder(), *_toolkit_folders()]
@@ -174,11 +172,11 @@ def header_folder() -> str | None:
 
 
 def nvrtc() -> ModuleType:
-    """CuPy's binding of the NVRTC that compiles."""
+    """Return CuPy's binding of NVRTC."""
     with importing("NVRTC"):
         from cupy_backends.cuda.libs import nvrtc
 
-        nvrtc.getVersion()  # which imports CuPy
+        nvrtc.getVersion()  # loads the library
     binding: ModuleType = nvrtc
     return binding
 
@@ -192,7 +190,7 @@ def _header_package(major: int) -> str:
 
 
 def _header_major(folder: str) -> int | None:
-    """The CUDA major version of the headers in a folder; None where they do not say."""
+    """Return the CUDA major version of the headers in a folder, or None."""
     with contextlib.suppress(OSError):
         text = Path(folder, "cuda_runtime_api.h").read_text(encoding="utf-8", errors="replace")
         version = _CUDART_VERSION.search(text)
@@ -201,13 +199,13 @@ def _header_major(folder: str) -> int | None:
 
 
 def _wheel_folders(major: int) -> list[str]:
-    """Where NVIDIA's wheels of that version put headers: pathfinder names one of all versions."""
+    """Return include folders of NVIDIA's wheels of a version, which pathfinder cannot choose."""
     component = "cuda_runtime" if major < 13 else f"cu{major}"
     return [os.path.join(root, component, "include") for root in _wheel_roots()]
 
 
 def _wheel_roots() -> list[str]:
-    """The folders of the namespace package `nvidia`."""
+    """Return the folders of the namespace package `nvidia`."""
     spec = importlib.util.find_spec("nvidia")
     return list(spec.submodule_search_locations or ()) if spec else []
 
@@ -224,22 +222,22 @@ def _toolkit_folders() -> list[str]:
     return [os.path.join(root, "include") for root in roots if root]
 
 
-# ---- CuPy's folder of compiled kernels -----------------------------------------------------------
+# ---- CuPy's cache folder -----------------------------------------------------------
 
 
 def cache_folder() -> str:
-    """Where CuPy looks for compiled kernels; an empty CUPY_CACHE_DIR counts, and is no folder."""
+    """Return CuPy's cache folder, also an empty CUPY_CACHE_DIR, which is no folder."""
     return os.environ.get("CUPY_CACHE_DIR", os.path.expanduser("~/.cupy/kernel_cache"))
 
 
 def _make_cache() -> None:
-    """Make the folder as CuPy's import would, which a failure would leave half done for good."""
+    """Make the folder before CuPy's import does: an error there would leave CuPy half imported."""
     with usable_cache():
         os.makedirs(cache_folder(), exist_ok=True)
 
 
 def require_writable_cache() -> None:
-    """Write a file into the folder: permissions do not tell what a file system refuses."""
+    """Write a test file into the folder; permissions alone do not show that it is possible."""
     _make_cache()
     with usable_cache(), tempfile.TemporaryFile(dir=cache_folder()):
         pass
@@ -247,7 +245,7 @@ def require_writable_cache() -> None:
 
 @contextlib.contextmanager
 def usable_cache() -> Iterator[None]:
-    """Turn what a file system says of the folder into the standard refusal."""
+    """Convert an OSError inside to a ProviderError that names the folder."""
     try:
         yield
     except OSError as error:
@@ -260,9 +258,9 @@ def usable_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def importing(part: str) -> Iterator[None]:
-    """Where CuPy, or a part of it, is imported: what stands in the way, and what mends it."""
+    """Convert errors of an import inside, of CuPy or a part, to a ProviderError with a remedy."""
     try:
-        import cupy_backends  # noqa: F401 - light, and without it no folder need be made
+        import cupy_backends  # noqa: F401 - light; fails first if CuPy is missing
 
         _make_cache()
         yield
@@ -270,7 +268,7 @@ def importing(part: str) -> Iterator[None]:
         raise
     except (ImportError, RuntimeError, OSError) as error:
         pass_on(error)
-        reason = " ".join(str(error.__cause__ or error).split())  # CuPy's own fills a screen
+        reason = " ".join(str(error.__cause__ or error).split())  # CuPy's own message is long
         raise ProviderError(
             f"{part} cannot be loaded ({reason}); "
             "install it with: pip install 'cupy-training-ops[cuda12x]'"
@@ -279,15 +277,15 @@ def importing(part: str) -> Iterator[None]:
 
 # ---- any architecture, without a GPU -------------------------------------------------------------
 
-# With the KiB of shared memory that a block may ask for there (CUDA C++ Programming Guide).
+# Maximum KiB of shared memory of a block (CUDA C++ Programming Guide).
 ARCHITECTURES = {
     "70": 96, "75": 64, "80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "120": 99,
 }  # fmt: skip
-MULTIPROCESSORS = 132  # of the device planned for where there is none; no plan's types depend on it
+MULTIPROCESSORS = 132  # assumed without a GPU; no plan's types depend on it
 
-# What CuPy adds by itself, so that this compiles what runs.
+# Options that CuPy adds.
 _LIKE_CUPY = ("-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
-# Beside a driver NVRTC takes what it compiled before from the driver's cache, without `ptxas -v`.
+# With a driver NVRTC uses the driver's cache, without the log of `ptxas -v`.
 _UNCACHED, _UNCACHED_SINCE = "-no-cache", (12, 9)
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
@@ -296,7 +294,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True)
 class Resources:
-    """Registers and memory that a kernel takes of a multiprocessor; spills are bytes a thread."""
+    """Registers and spills of a kernel's thread, shared memory of a block."""
 
     registers: int
     spill_nbytes: int
@@ -304,10 +302,10 @@ class Resources:
 
 
 def device_of(architecture: str) -> Device:
-    """A GPU of this architecture, to plan for."""
+    """Return a Device of this architecture, to plan for."""
     capability = (int(architecture[:-1]), int(architecture[-1]))
     nbytes = ARCHITECTURES[architecture] * 1024
-    with contextlib.suppress(ProviderError):  # without NVRTC it can be planned for, too
+    with contextlib.suppress(ProviderError):  # without NVRTC
         return Device(MULTIPROCESSORS, capability, nbytes, has_warpgroups(capability))
     return Device(MULTIPROCESSORS, capability, nbytes)
 
@@ -315,7 +313,7 @@ def device_of(architecture: str) -> Device:
 def compile_for(
     source: Source, options: tuple[str, ...], architecture: str
 ) -> dict[str, Resources]:
-    """Compile to machine code for `sm_<architecture>`; kernel name to resources."""
+    """Compile to machine code for `sm_<architecture>`; return resources by kernel name."""
     compiler = nvrtc()
     program = compiler.createProgram(source.code, f"{source.name}.cu", (), ())
     try:
@@ -338,13 +336,13 @@ def _own_options(compiler: ModuleType, architecture: str) -> tuple[str, ...]:
 
 
 def supported_architectures() -> tuple[str, ...]:
-    """The architectures of ARCHITECTURES that this NVRTC compiles for."""
+    """Return those of ARCHITECTURES that this NVRTC compiles for."""
     known = {str(number) for number in nvrtc().getSupportedArchs()}
     return tuple(arch for arch in ARCHITECTURES if arch in known)
 
 
 def _resources(log: str) -> dict[str, Resources]:
-    """Read `ptxas -v`: a line naming each kernel, then one on its stack and one on its use."""
+    """Parse the log of `ptxas -v`, which has a section for each kernel."""
     resources: dict[str, Resources] = {}
     for section in log.split("Compiling entry function")[1:]:
         name = section.split("'")[1]

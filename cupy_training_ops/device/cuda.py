@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CUDA backend: CuPy's arrays, streams, pool and compiler behind the names of `Backend`."""
+"""The backend of CuPy's arrays, with CuPy's streams, memory pool and compiler."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PER_THREAD = cupy.cuda.Stream.ptds.ptr  # one handle for the default streams of 
 
 
 class _Driver:
-    """CUDA's own, by way of CuPy's binding."""
+    """CuPy's binding of the CUDA driver."""
 
     launch = staticmethod(cupy.cuda.driver.launchKernel)
 
     def mend(self, error: Exception) -> bool:
-        """Make a new thread's context, if it was missing."""
+        """Make a new thread's context, if that was missing; return True if so."""
         if "CUDA_ERROR_INVALID_CONTEXT" not in str(error):
             return False
         cupy.cuda.runtime.free(0)  # any call that needs a context makes it
@@ -39,13 +39,13 @@ class _Driver:
     def head(
         self, function: Any, grid: Extents, block: Extents, nbytes: int, _: Sequence[Dtype]
     ) -> tuple[int, ...]:
-        """The function's handle, all three extents, shared memory."""
+        """Return (function handle, 3 extents of the grid, 3 of the block, shared memory)."""
         ones = 1, 1
         return (function.ptr, *(*grid, *ones)[:3], *(*block, *ones)[:3], nbytes)
 
 
 class CudaBackend:
-    """One object for all CUDA devices; a device is named by its number."""
+    """The backend of all CUDA devices, which are identified by their numbers."""
 
     name = "cuda"
     runs_kernels = True
@@ -54,20 +54,20 @@ class CudaBackend:
     driver: Driver = _Driver()
 
     def info(self, array: cupy.ndarray) -> Info:
-        """The fields of ArrayInfo."""
+        """Return the fields of ArrayInfo."""
         data = array.data
         return (
             self,
             array.dtype,
             array.shape,
             data.ptr % 16 == 0,
-            # `flags` makes an object, which takes half a microsecond.
+            # `flags` would make an object, in 0.5 microseconds.
             None if array._c_contiguous else array.strides,
             data.device_id,
         )
 
     def infos(self, arrays: Sequence[cupy.ndarray | None]) -> list[Info | None]:
-        """The `info` of each array of a list; None for None."""
+        """Return the `info` of each array, None for None."""
         return [
             None
             if a is None
@@ -83,50 +83,50 @@ class CudaBackend:
         ]
 
     def pointers(self, arrays: Sequence[cupy.ndarray | None]) -> list[int]:
-        """The addresses of the first elements; 0 for None."""
+        """Return the addresses of arrays, 0 for None."""
         return [0 if array is None else array.data.ptr for array in arrays]
 
     def states(self, arrays: Sequence[cupy.ndarray | None]) -> list[object]:
-        """Memory, dtype and device of a CuPy array stay; its shape can be set."""
+        """Return what may change of CuPy's arrays: the shape, which can be set."""
         return [None if array is None else array.shape for array in arrays]
 
     def offset(self, array: cupy.ndarray, nbytes: int) -> int:
-        """A kernel argument that points `nbytes` into the array."""
+        """Return the address `nbytes` after the array's start."""
         return array.data.ptr + nbytes  # type: ignore[no-any-return]
 
     def views(self, array: cupy.ndarray, pieces: Sequence[Piece]) -> tuple[cupy.ndarray, ...]:
-        """Views of a contiguous array under new shapes, each so many bytes from its start."""
+        """Return views of a contiguous array; pieces: (offset in bytes, shape)."""
         make, dtype, data = cupy.ndarray, array.dtype, array.data
         return tuple([make(shape, dtype, data + nbytes) for nbytes, shape in pieces])
 
     def borrow_slice(self, array: cupy.ndarray, start: int, stop: int) -> cupy.ndarray:
-        """Elements of a contiguous array, whose memory they do not keep: it has to live."""
+        """Return elements of a contiguous array, which do not keep its memory alive."""
         itemsize, data = array.dtype.itemsize, array.data
         nbytes = (stop - start) * itemsize
         memory = cupy.cuda.UnownedMemory(data.ptr + start * itemsize, nbytes, None, data.device_id)
         return cupy.ndarray((stop - start,), array.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def maker(self, spec: Spec, device: int) -> Callable[[], cupy.ndarray]:
-        """Return a function that makes an uninitialised array, most often on the current device."""
+        """Return a function that allocates an array, fast on the current device."""
         make, shape, dtype = cupy.ndarray, spec.shape, spec.dtype
         current = cupy.cuda.runtime.getDevice
         return lambda: make(shape, dtype) if current() == device else self.empty(spec, device)
 
     def permute(self, array: cupy.ndarray, axes: Sequence[int]) -> cupy.ndarray:
-        """A view of the array's memory with its dimensions in another order."""
+        """Return a view with permuted dimensions."""
         return array.transpose(axes)
 
     def of_host(self, array: HostArray) -> object:
-        """A result on the host: NumPy's."""
+        """Return a host result, NumPy's."""
         return array
 
     def empty(self, spec: Spec, device: int) -> cupy.ndarray:
-        """An uninitialised array from CuPy's pool."""
+        """Allocate an array from CuPy's pool."""
         with self.on(device):
             return cupy.empty(spec.shape, spec.dtype)
 
     def zeros(self, nbytes: int, device: int) -> cupy.ndarray:
-        """A zeroed byte buffer from CuPy's pool."""
+        """Allocate zeroed bytes from CuPy's pool."""
         with self.on(device):
             return cupy.zeros(nbytes, np.uint8)
 
@@ -140,11 +140,11 @@ class CudaBackend:
         cupy.cuda.runtime.memsetAsync(address, 0, nbytes, stream)
 
     def to_host(self, array: cupy.ndarray) -> HostArray:
-        """A copy in NumPy's memory; waits for the array's stream."""
+        """Copy to NumPy; waits for the current stream."""
         return array.get()  # type: ignore[no-any-return]
 
     def from_host(self, array: HostArray) -> cupy.ndarray:
-        """A copy on the current device."""
+        """Copy to the current device."""
         return cupy.asarray(array)
 
     def overwrite(self, array: cupy.ndarray, source: HostArray) -> None:
@@ -154,7 +154,7 @@ class CudaBackend:
 
     @functools.cache  # noqa: B019 - there is one backend in a process
     def device(self, index: int) -> Device:
-        """The properties planning may use."""
+        """Return the properties that plans depend on."""
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         capability = properties["major"], properties["minor"]
         return Device(
@@ -165,24 +165,24 @@ class CudaBackend:
         )
 
     def is_current(self, device: int) -> bool:
-        """Return True if launches and allocations go to `device` as things stand."""
+        """Return True if `device` is current."""
         return cupy.cuda.runtime.getDevice() == device  # type: ignore[no-any-return]
 
     def on(self, device: int) -> contextlib.AbstractContextManager[object]:
-        """A context in which `device` is current."""
+        """Return a context in which `device` is current."""
         return cupy.cuda.Device(device)  # type: ignore[no-any-return]
 
     def stream(self, device: int) -> Hashable:
-        """The device's current stream, as a key; every thread has its own per-thread stream."""
+        """Return a key of the device's current stream; per-thread streams differ by thread."""
         stream = cupy.cuda.get_current_stream(device).ptr
         return (stream, threading.get_ident()) if stream == PER_THREAD else stream
 
     def stream_address(self, device: int) -> int:
-        """Address of CuPy's current stream."""
+        """Return the address of CuPy's current stream."""
         return cupy.cuda.get_current_stream(device).ptr  # type: ignore[no-any-return]
 
     def stream_of(self, device: int) -> Callable[[], int]:
-        """Return a function that gives that address."""
+        """Return a function that returns `stream_address`."""
         return functools.partial(self.stream_address, device)
 
     def is_alone(self, device: int) -> bool:
@@ -194,25 +194,25 @@ class CudaBackend:
         return streams.is_capturing(cupy.cuda.get_current_stream(device))
 
     def keeps_memory(self) -> bool:
-        """Return True if the captured graph owns what is allocated, and not CuPy's pool."""
+        """Return True if a captured graph, not CuPy's pool, owns new memory."""
         return graphs.owns_memory()
 
     def current_device(self) -> int:
-        """The number of the current device."""
+        """Return the number of the current device."""
         return cupy.cuda.runtime.getDevice()  # type: ignore[no-any-return]
 
     def work(self, name: str) -> Callable[..., None]:
-        """The function of WORK with this name."""
+        """Return the function of WORK with this name."""
         return WORK[name]
 
     def record(self) -> object:
-        """A CUDA event."""
+        """Record a CUDA event on the current stream."""
         event = cupy.cuda.Event(disable_timing=True)
         event.record(cupy.cuda.get_current_stream())
         return event
 
     def wait(self, mark: cupy.cuda.Event | None) -> None:
-        """The stream waits, the host does not."""
+        """Let the current stream wait for an event; the host does not wait."""
         if mark is not None:
             cupy.cuda.get_current_stream().wait_event(mark)
 
@@ -233,7 +233,7 @@ class CudaBackend:
 
 
 class _Functions:
-    """CuPy's bare driver functions: a RawKernel around them costs a look-up at each call."""
+    """A module's functions without CuPy's RawKernel, whose calls cost a look-up each."""
 
     def __init__(self, module: cupy.RawModule) -> None:
         self._module = module
@@ -248,14 +248,14 @@ class _Functions:
 
 
 def _copy(source: cupy.ndarray, target: cupy.ndarray) -> None:
-    """The bytes of one array into another, by the copy engine."""
+    """Queue a copy of one array's bytes to another."""
     runtime, stream = cupy.cuda.runtime, cupy.cuda.get_current_stream().ptr
     kind = runtime.memcpyDeviceToDevice
     runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes, kind, stream)
 
 
 def _call(function: Callable[..., None], *args: object) -> None:
-    """A callable that queues work of its own on the current stream."""
+    """Call a function that queues its own work on the current stream."""
     function(*args)
 
 

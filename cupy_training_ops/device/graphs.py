@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Captured graphs over memory that outlives them, and what of a capture cannot be replayed."""
+"""Capture of CUDA graphs, side streams, and a check for copies that cannot be replayed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _state = threading.local()
 
 
 def owns_memory() -> bool:
-    """Return True if what this thread allocates stays as long as the graph it captures."""
+    """Return True if memory that this thread allocates lives as long as the captured graph."""
     return getattr(_state, "owns_memory", False)
 
 
@@ -35,8 +35,8 @@ class Captured:
 
 @contextlib.contextmanager
 def capture(stream: Any) -> Iterator[Captured]:
-    """Capture what is queued inside on the current `stream`; the caller's allocator keeps the
-    memory. ProviderError where a replay would read or write the host's memory."""
+    """Capture what is queued inside on the current `stream`; the caller's allocator keeps memory
+    alive. ProviderError if a replay would access host memory."""
     captured = Captured()
     with _without_collections():
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
@@ -45,7 +45,7 @@ def capture(stream: Any) -> Iterator[Captured]:
             yield captured
         except BaseException:
             with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
-                stream.end_capture()  # a broken one is an error of its own
+                stream.end_capture()  # a broken capture raises, too
             raise
         else:
             captured.graph = stream.end_capture()
@@ -61,7 +61,7 @@ def capture(stream: Any) -> Iterator[Captured]:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Memory that garbage gives back to the driver would end a capture."""
+    """Disable garbage collection: memory that it frees in the driver would end a capture."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -75,26 +75,26 @@ _free: dict[int, list[SideStream]] = {}  # by device
 
 
 def side_stream(owner: object) -> SideStream:
-    """A side stream of the current device, which no one else gets as long as its owner lives: what
-    is captured on two streams has scratch memory of its own."""
-    known = _free.setdefault(cupy.cuda.runtime.getDevice(), [])
+    """Return a side stream of the current device, exclusive as long as its owner lives, so that
+    captures on different streams have their own scratch memory."""
+    free = _free.setdefault(cupy.cuda.runtime.getDevice(), [])
     try:
-        side = known.pop()
+        side = free.pop()
     except IndexError:
         side = SideStream()
-    side.go_on(side.stream)  # behind what the owner before it has queued
-    weakref.finalize(owner, known.append, side)
+    side.go_on(side.stream)  # after the work of the previous owner
+    weakref.finalize(owner, free.append, side)
     return side
 
 
 class SideStream:
-    """A stream on which something is done in the order of the current one."""
+    """A second stream, whose work is ordered with the current one's by events."""
 
     def __init__(self) -> None:
         self.stream = self._last = cupy.cuda.Stream(non_blocking=True)
 
     def go_on(self, stream: Any) -> None:
-        """The owner's work goes on on this stream, behind that on the one before."""
+        """Let the owner continue on this stream, after its work on the previous one."""
         if self._last.ptr != stream.ptr:
             stream.wait_event(self._last.record())
         self._last = stream
@@ -115,7 +115,7 @@ class SideStream:
 
 
 class _End(ctypes.Structure):
-    """The source or the target of a copy."""
+    """The source or target of CUDA_MEMCPY3D."""
 
     _fields_ = (
         ("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("z", ctypes.c_size_t),
@@ -135,7 +135,7 @@ class _Copy(ctypes.Structure):
 
 
 def copies_with_the_host(graph: int) -> int:
-    """How many of a graph's nodes would go to the host's memory, or call a function there."""
+    """Count the graph's nodes that copy from or to host memory, or call a host function."""
     driver = ctypes.CDLL("libcuda.so.1")
     count, kind = ctypes.c_size_t(), ctypes.c_int()
     handle = ctypes.c_void_p(graph)
@@ -153,7 +153,7 @@ def copies_with_the_host(graph: int) -> int:
 
 
 def _is_with_the_host(driver: ctypes.CDLL, node: int | None) -> bool:
-    # Of a node that copies: its source or its target is in the host's memory.
+    # For a memcpy node: its source or target is in host memory.
     copy = _Copy()
     _check(driver.cuGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(copy)))
     return not all(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A plan made ready: kernels compiled, every argument checked against what takes it, and launches.
+"""ReadyPlan: a plan with compiled kernels and checked arguments, whose steps a call queues.
 
-A launch takes the addresses of its arguments. Those stay, so that a call writes what is new, which
-is addresses of arrays and numbers, and calls the driver once for each kernel.
+The driver takes the addresses of a launch's arguments. These are fixed in a block of memory, so
+that a call only writes new values there, addresses of arrays and numbers, and launches.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _log: list[Step] | None = None
 
 @contextlib.contextmanager
 def launch_log() -> Iterator[list[Step]]:
-    """Record every step made inside the context, to prove which kernel ran."""
+    """Record every step that is queued inside, to prove which kernel ran."""
     global _log
     before, _log = _log, []
     try:
@@ -63,14 +63,14 @@ def launch_log() -> Iterator[list[Step]]:
         _log = before
 
 
-_Piece = tuple[Kernel, Callable[[Sequence[object]], tuple[object, ...]]]  # of work
+_Piece = tuple[Kernel, Callable[[Sequence[object]], tuple[object, ...]]]  # a `Work`, its pick
 
 
 class ReadyPlan:
     """The steps of a plan on one device.
 
-    `tables` and `values` are made first, so that nothing is queued where one of them is refused.
-    `taken` are the places of arrays that are no part of a table.
+    Tables and values are made before `run`, so that nothing is queued if one is refused.
+    direct: indices of arrays whose addresses are arguments themselves, not only in tables.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class ReadyPlan:
             builder.compile_ahead(plan.steps)
             ready = [builder.make_ready(step) for step in plan.steps]
         self._arguments = builder.arguments
-        self.taken = frozenset(p for _, places, _ in ready for p in places if isinstance(p, int))
+        self.direct = frozenset(p for _, places, _ in ready for p in places if isinstance(p, int))
         self.has_tables = bool(self._arguments.tables)
-        in_row = sorted(self.taken)  # others are in tables, on the host, or no kernel's
+        in_row = sorted(self.direct)  # others are in tables, on the host, or unused
         self._pick = None if len(in_row) == n_arrays else getter(in_row)
         starts = self._arguments.starts(len(in_row))
         self._constants = tuple(self._arguments.constants)
         self._pieces = tuple(self._arguments.scratch)
-        start = plan.scratch_start  # in a caller's workspace, of what may hold anything
+        start = plan.scratch_start  # after the zeros in a caller's workspace
         self._offsets = [p.offset + (0 if p.zeros else start) for p in self._pieces]
         self._known: tuple[Array | None, Array | None, list[object]] = (None, None, [])
         at = {place: i for i, place in enumerate(in_row)}
@@ -112,19 +112,16 @@ class ReadyPlan:
         self.takes_objects = queued is None or any(type(each) is not Packed for each in queued)
 
     def _as_packed(
-        self, n_taken: int, rows: Sequence[tuple[int, ...]]
+        self, n_direct: int, rows: Sequence[tuple[int, ...]]
     ) -> list[Packed | _Piece] | None:
-        """Steps as the driver takes them: kernels that follow each other together.
-
-        None where kernels are called with objects.
-        """
+        """Group steps: consecutive kernels as one `Packed`; None without a driver."""
         driver, arguments = self._backend.driver, self._arguments
         if driver is None:
             return None
-        n_words = n_taken + len(arguments.scratch)
-        made = [item.dtype for section in (arguments.tables, arguments.dynamic) for item in section]
+        n_words = n_direct + len(arguments.scratch)
+        new = [item.dtype for section in (arguments.tables, arguments.dynamic) for item in section]
         types: list[Any] = [WORD] * n_words
-        types += [getattr(value, "dtype", None) for value in arguments.constants] + made
+        types += [getattr(value, "dtype", None) for value in arguments.constants] + new
         queued: list[Packed | _Piece] = []
         pairs = zip(self._steps, rows, strict=True)
         for is_kernel, group in itertools.groupby(
@@ -137,19 +134,19 @@ class ReadyPlan:
                 PackedStep(driver.head(step[0], *step[1:4], [types[i] for i in row]), row)
                 for step, row in group
             ]
-            queued.append(Packed(driver, steps, n_words, self._constants, made))
+            queued.append(Packed(driver, steps, n_words, self._constants, new))
         return queued
 
     def tables_at(self, addresses: Sequence[int] | Addresses) -> list[object]:
-        """The structs that hold addresses, of arrays that are at these."""
+        """Return the structs of addresses, for arrays at these."""
         return [table.fill(addresses) for table in self._arguments.tables]
 
     def values(self, changing: Values) -> list[object]:
-        """The arguments that follow from the values that change, cast and checked."""
+        """Return arguments that depend on changing values, cast and checked."""
         return [dynamic.of(changing) for dynamic in self._arguments.dynamic]
 
     def values_but(self, known: list[object], place: int) -> Callable[[object], list[object]]:
-        """Return a function of the value at one place: `values`, where the others are `known`."""
+        """Return a function from the value at one index to `values`; the others are `known`."""
         return renew(self._arguments.dynamic, known, place)
 
     def run(
@@ -162,8 +159,8 @@ class ReadyPlan:
     ) -> None:
         """Queue all steps on the current device and stream.
 
-        objects: the call's arrays, results behind the others, where it `takes_objects`; addresses:
-        theirs. scratch, tables, values: as the methods of these names give them.
+        objects: the call's arrays, then results, if it `takes_objects`. addresses: theirs.
+        scratch, tables, values: from the methods of these names.
         """
         pick = self._pick
         if self._queued is None:
@@ -176,16 +173,13 @@ class ReadyPlan:
                 words, (*tables, *values), stream, own_marks() if waiting else NO_MARKS
             )
         else:
-            given = objects if pick is None or not objects else pick(objects)
-            self._queue_pieces(given, words, (*tables, *values), stream)
+            arrays = objects if pick is None or not objects else pick(objects)
+            self._queue_pieces(arrays, words, (*tables, *values), stream)
 
     def _call(
         self, row: Sequence[object], tables: Sequence[object], values: Sequence[object]
     ) -> None:
-        """Call kernels with objects: arrays and pointers, in place of addresses.
-
-        row: arrays that steps take, then pointers into scratch memory.
-        """
+        """Call kernels without a driver; row: direct arrays, then pointers into scratch memory."""
         row = (*row, *self._constants, *tables, *values)
         marks = own_marks()
         make_all(marks.first)
@@ -199,56 +193,55 @@ class ReadyPlan:
         self,
         arrays: Sequence[Array | None],
         words: Sequence[Any],
-        made: Sequence[object],
+        new: Sequence[object],
         stream: int,
     ) -> None:
-        """Queue the steps: kernels that follow each other as one `Packed`, each `Work` by a call.
+        """Queue the steps, with the call's marks after the first and the last.
 
-        arrays: the call's arrays that steps take. words: addresses of these, then of scratch.
-        made: structs of addresses, then arguments that follow from changing values. Marks of the
-        call, notes of what was written, are made behind the first step and the last.
+        arrays: direct ones. words: their addresses, then those of scratch memory. new: tables,
+        then arguments that depend on changing values.
         """
         assert self._queued is not None
         if _log is not None:
             _log.extend(step for *_, step in self._steps)
         marks = own_marks()
         if self._packed is not None:
-            self._packed.run(words, made, stream, marks)
+            self._packed.run(words, new, stream, marks)
             return
         make_all(marks.first)
-        for some in self._queued:
-            if isinstance(some, Packed):
-                some.run(words, made, stream)
+        for queued in self._queued:
+            if isinstance(queued, Packed):
+                queued.run(words, new, stream)
             else:
-                work, pick = some
-                work((), (), pick((*arrays, *words[len(arrays) :], *self._constants, *made)), 0)
+                work, pick = queued
+                work((), (), pick((*arrays, *words[len(arrays) :], *self._constants, *new)), 0)
         make_all(marks.last)
 
     @property
     def takes_addresses(self) -> bool:
-        """Return True if all steps are kernels that need addresses alone: `run_at` queues them."""
+        """Return True if steps need only addresses, as `run_at` takes."""
         return self.takes_numbers and not self._arguments.dynamic
 
     @property
     def takes_numbers(self) -> bool:
-        """Return True if steps need no more than addresses and numbers, as `run_at` takes."""
+        """Return True if steps need only addresses and numbers, as `run_at` takes."""
         return not self.takes_objects and not self.has_tables
 
-    def queue(self, words: Sequence[int], made: Sequence[object], stream: int) -> None:
-        """Queue steps that `takes_numbers`, at addresses of arrays and scratch, with numbers."""
+    def queue(self, words: Sequence[int], new: Sequence[object], stream: int) -> None:
+        """Queue steps if it `takes_numbers`; words, new: as of `_queue_pieces`."""
         if _log is not None or self._packed is None:
-            self._queue_pieces((), words, made, stream)
+            self._queue_pieces((), words, new, stream)
         else:
-            self._packed.run(words, made, stream)
+            self._packed.run(words, new, stream)
 
     @property
     def only_step(self) -> Step | None:
-        """The step, if there is one alone."""
+        """Return the step if there is only one."""
         return self._steps[0][5] if len(self._steps) == 1 else None
 
     @property
     def is_one_launch(self) -> bool:
-        """Return True if nothing comes between its steps: no other thread, and no Ctrl-C."""
+        """Return True if there is one step, so that nothing can come in between."""
         return len(self._steps) == 1
 
     def run_at(
@@ -260,11 +253,10 @@ class ReadyPlan:
         is_clear: bool = False,
         values: Sequence[object] = (),
     ) -> None:
-        """Queue steps that `takes_numbers` over arrays at these addresses.
+        """Queue steps over arrays at these addresses, if it `takes_numbers`.
 
-        stream: the address of one of the current device, whatever CuPy's current one is.
-        workspace: the address of scratch memory, if any; is_clear: its zeros are there.
-        values: what `values` makes, for numbers that change.
+        stream: address of a stream of the current device. workspace: address of scratch memory;
+        is_clear: its zeros are zero. values: from `values`.
         """
         if self.zeros_nbytes and not is_clear:
             self._backend.clear_at(workspace, self.zeros_nbytes, stream)
@@ -273,12 +265,9 @@ class ReadyPlan:
         self.queue(addresses, values, stream)
 
     def scratch(self, store: Store) -> list[object]:
-        """Return a pointer for each piece of scratch memory, into the store's plain bytes or zeros.
-
-        They are made again only where the store has other memory than in the call before.
-        """
+        """Return a pointer into the store for each piece of scratch memory; caches the last."""
         plain, zeros = store.plain, store.zeros
-        known = self._known  # once: another thread may put its own there
+        known = self._known  # read once: another thread may replace it
         if known[0] is not plain or known[1] is not zeros:
             offset = self._backend.offset
             pointers = [offset(zeros if p.zeros else plain, p.offset) for p in self._pieces]
@@ -286,7 +275,7 @@ class ReadyPlan:
         return known[2]
 
     def scratch_in(self, workspace: Array) -> list[object]:
-        """Pointers into a caller's workspace, which begins with the zeros: they are queued here."""
+        """Return pointers into a caller's workspace; queues the zeros at its beginning."""
         if self.zeros_nbytes:
             self._backend.fill(workspace, self.zeros_nbytes, 0)
         return [self._backend.offset(workspace, nbytes) for nbytes in self._offsets]
@@ -295,7 +284,7 @@ class ReadyPlan:
 def _indices(
     places: Sequence[Place], at: Mapping[int, int], starts: Mapping[int, int]
 ) -> tuple[int, ...]:
-    """The places of one step's arguments in the row of all values."""
+    """Return the indices of a step's arguments in the row of all values."""
     return tuple(at[p] if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places)
 
 
@@ -303,7 +292,7 @@ _Section = list[Any]  # one of the lists below
 
 
 class Table(NamedTuple):
-    """A struct that holds addresses."""
+    """A struct of addresses."""
 
     dtype: Dtype
     fill: Address
@@ -311,7 +300,7 @@ class Table(NamedTuple):
 
 @dataclass
 class Arguments:
-    """Where the arguments of all steps come from, each a section of one row of values."""
+    """The arguments of all steps: sections of one row of values, after the arrays."""
 
     scratch: list[Scratch] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
@@ -319,24 +308,24 @@ class Arguments:
     dynamic: list[DynamicArgument] = field(default_factory=list)
 
     def add(self, section: _Section, item: object) -> tuple[_Section, int]:
-        """Append to a section; return it, and the place of the item in it."""
+        """Append to a section; return it, and the item's index."""
         section.append(item)
         return section, len(section) - 1
 
-    def starts(self, n_taken: int) -> dict[int, int]:
-        """The index at which each section begins, behind the arrays; by the section's `id`."""
+    def starts(self, n_direct: int) -> dict[int, int]:
+        """Return the index at which each section begins, by the section's `id`."""
         sections: tuple[_Section, ...] = (self.scratch, self.constants, self.tables, self.dynamic)
-        ends = itertools.accumulate(map(len, sections), initial=n_taken)
+        ends = itertools.accumulate(map(len, sections), initial=n_direct)
         return {id(section): start for section, start in zip(sections, ends, strict=False)}
 
 
-Place = int | tuple[_Section, int]  # of an array, or in a section
+Place = int | tuple[_Section, int]  # index of an array, or in a section
 Run = tuple[Kernel, tuple[int, ...], tuple[int, ...], int]  # with grid, block, shared memory
 Ready = tuple[Run, list[Place], Step]
 
 
 class Builder:
-    """Makes each kind of step ready; collects where the arguments of all come from."""
+    """Compiles steps, checks their arguments and collects these."""
 
     def __init__(
         self, declared: Declaration, source: Callable[[], Source], backend: Backend, device: int
@@ -346,10 +335,10 @@ class Builder:
         self._backend = backend
         self._device = device
         self.arguments = Arguments()
-        self._shared: dict[tuple[int, Dtype], Place] = {}  # what several launches take alike
+        self._shared: dict[tuple[int, Dtype], Place] = {}  # arguments that several launches share
 
     def compile_ahead(self, steps: Sequence[Step]) -> None:
-        """Compile what several steps need at the same time."""
+        """Compile the modules of several launches in parallel."""
         launches = [step for step in steps if isinstance(step, Launch)]
         if len(launches) > 1:
             wanted = ((self._source_of(step), step.slots) for step in launches)
@@ -359,7 +348,7 @@ class Builder:
         return load(step.family) if step.family else self._source()
 
     def make_ready(self, step: Step) -> Ready:
-        """A kernel, or the backend's piece of work called as one, with its arguments placed."""
+        """Return a step's kernel, or its `Work` as one, and the places of its arguments."""
         if isinstance(step, Work):
             work = self._backend.work(step.name)
             places = [self._work_place(arg) for arg in step.args]
@@ -379,7 +368,7 @@ class Builder:
         return (function, step.config.grid, step.config.block, shared_nbytes), places, step
 
     def _shared_nbytes(self, step: Launch) -> int:
-        """Dynamic shared memory, which the device has."""
+        """Return a launch's dynamic shared memory; refuse more than the device has."""
         wanted = step.config.shared_nbytes
         if wanted > SHARED_NBYTES:
             most = self._backend.device(self._device).max_shared_nbytes
@@ -388,7 +377,7 @@ class Builder:
         return wanted
 
     def _place(self, step: Launch, parameter: Parameter, arg: object) -> Place:
-        """Where an argument of a launch comes from."""
+        """Return the place of an argument of a launch."""
         add, arguments = self.arguments.add, self.arguments
         if is_either(parameter):
             return self._either_place(either_layout(parameter), arg)
@@ -405,14 +394,14 @@ class Builder:
         return self._fixed_place(cast(step, parameter, arg))
 
     def _either_place(self, layout: Dtype, arg: object) -> Place:
-        """A number or an array: the struct that lets a kernel read it from either."""
+        """Return the place of the struct from which a kernel reads a number or an array."""
         add, arguments = self.arguments.add, self.arguments
         if isinstance(arg, Spec):
             return add(arguments.tables, Table(layout, either_at(layout, arg)))
         if isinstance(arg, Changing):
             key = id(arg), layout
             if key not in self._shared:
-                # The driver takes it as bytes, which are made sooner.
+                # The driver takes bytes, which are faster to make.
                 is_packed = self._backend.driver is not None
                 make: Make = either_bytes(layout) if is_packed else partial(either, layout)
                 dynamic = self._numbers("float64 or an integer of 64 bits", arg, make)
@@ -421,12 +410,12 @@ class Builder:
         return add(arguments.constants, either(layout, arg))
 
     def _numbers(self, holder: str, changing: Changing, make: Make) -> MakeDynamic:
-        """A number that each call gives, as the kernel takes it; `holder` has it there."""
+        """Return a function that makes an argument of C type `holder` from a changing number."""
         name = self._declared.inputs[changing.place].name
         return check_number(self._declared.name, name, holder, make, changing)
 
     def _work_place(self, arg: object) -> Place:
-        """Where an argument of a piece of work comes from, whatever it is."""
+        """Return the place of an argument of `Work`, which may be any object."""
         if isinstance(arg, Spec):
             return arg.place
         if isinstance(arg, Changing):
@@ -434,7 +423,7 @@ class Builder:
         return self._fixed_place(arg)
 
     def _fixed_place(self, arg: object) -> Place:
-        # Of an argument that no call gives: scratch memory, a struct of addresses, or a constant.
+        # For scratch memory, a struct of addresses, or a constant.
         if isinstance(arg, Scratch):
             return self.arguments.add(self.arguments.scratch, arg)
         if isinstance(arg, Pointers):
@@ -442,35 +431,37 @@ class Builder:
         return self.arguments.add(self.arguments.constants, arg)
 
 
-Head = tuple[int, ...]  # a kernel as the driver names it, grid, block, bytes of shared memory
+Head = tuple[int, ...]  # kernel handle, grid, block, bytes of shared memory
 WORD = np.dtype(np.uint64)
-_ALIGNMENT = 16  # of what is no word
+_ALIGNMENT = 16  # of values that are no words
 
 
 class PackedStep(NamedTuple):
-    """A launch, and where in the row of values its arguments are."""
+    """A launch, and the indices of its arguments in the row of values."""
 
     head: Head
     places: tuple[int, ...]
 
 
 class _Block(NamedTuple):
-    """A row of values, and the launches with the addresses of their arguments behind it."""
+    """Memory with a row of values and their addresses, and the launches that read these."""
 
     memory: memoryview
-    launches: tuple[tuple[Callable[..., object], int], ...]  # of the driver's, behind each head
-    known: list[Any]  # what a call has made, and written
+    launches: tuple[
+        tuple[Callable[..., object], int], ...
+    ]  # the driver's, and the address of its arguments
+    known: list[Any]  # new values of the last call, which are written already
     last: list[Any]  # a stream, and the launches on it
 
     def on(self, stream: int) -> Sequence[Callable[[], object]]:
-        """Return the launches on another stream than the last, and keep them as the last."""
+        """Return the launches on a stream, and cache them."""
         queued = [partial(launch, stream, arguments, 0) for launch, arguments in self.launches]
         self.last[:] = stream, queued
         return queued
 
 
 class Packed:
-    """Launches over one row of values: words, then constants, then what each call makes."""
+    """Launches over one row of values: words, constants, and new values of each call."""
 
     def __init__(
         self,
@@ -478,28 +469,28 @@ class Packed:
         steps: Sequence[PackedStep],
         n_words: int,
         constants: Sequence[Any],
-        made: Sequence[Dtype | None],
+        new: Sequence[Dtype | None],
     ) -> None:
         self._driver = driver
         self._steps, self._constants = steps, constants
         self._offsets = [WORD.itemsize * i for i in range(n_words)]
         self._end = align_up(WORD.itemsize * n_words, _ALIGNMENT)
         self._fixed = [self._span(getattr(value, "nbytes", 0)) for value in constants]
-        self._new = [self._span(0 if dtype is None else dtype.itemsize) for dtype in made]
+        self._new = [self._span(0 if dtype is None else dtype.itemsize) for dtype in new]
         self._write = struct.Struct(f"={n_words}Q").pack_into
         self._free: list[_Block] = []
 
     def run(
         self,
         words: Sequence[int],
-        made: Sequence[Any],
+        new: Sequence[Any],
         stream: int,
         marks: Marks = NO_MARKS,
     ) -> None:
-        """Queue all launches, or none: no handler of a signal comes between two.
+        """Queue all launches, or none: no signal handler runs in between.
 
-        A block is one call's until its last launch: other threads, and calls that come between two
-        launches, take others.
+        Until its last launch a call owns its block: other threads, and calls in between, use other
+        blocks.
         """
         try:
             block = self._free.pop()
@@ -507,11 +498,11 @@ class Packed:
             block = self._block()
         memory, launches, known, last = block
         self._write(memory, 0, *words)
-        if made and not all(map(is_, made, known)):
-            for i, value in enumerate(made):
+        if new and not all(map(is_, new, known)):
+            for i, value in enumerate(new):
                 if value is not known[i]:
                     span = self._new[i]
-                    if span.start != span.stop:  # else it is no kernel's
+                    if span.start != span.stop:  # else only `Work` uses it
                         memory[span] = value if type(value) is bytes else value.tobytes()
                     known[i] = value
         try:
@@ -521,7 +512,7 @@ class Packed:
             else:
                 queued = last[1] if last[0] == stream else block.on(stream)
                 if marks is NO_MARKS:
-                    list(map(call, queued))  # as `make_all`, with a call less
+                    list(map(call, queued))  # `make_all`, inlined
                 else:
                     in_turn(queued, marks)
         except RuntimeError as error:
@@ -531,14 +522,14 @@ class Packed:
         self._free.append(block)
 
     def _span(self, nbytes: int) -> slice:
-        """Room for the next value."""
+        """Allocate bytes for the next value in a block."""
         start = self._end
         self._offsets.append(start)
         self._end += align_up(nbytes, _ALIGNMENT)
         return slice(start, start + nbytes)
 
     def _block(self) -> _Block:
-        """Memory with the constants, and with the addresses of all arguments."""
+        """Make a block with the constants, and the addresses of all arguments."""
         n_arguments = sum(len(step.places) for step in self._steps)
         store = np.zeros(self._end + WORD.itemsize * n_arguments, np.uint8)
         memory, start = memoryview(store), store.ctypes.data

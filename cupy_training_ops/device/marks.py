@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Notes that are made at once with what a call writes.
+"""Marks: notes that are made together with the writes of a call, without a signal in between.
 
-Python runs handlers of signals where its own code goes on: none comes between what C code calls in
-turn. So who made a call that was stopped knows whether it has written.
+Python runs signal handlers only between its own instructions, never between functions that C code
+calls in turn, as list(map(...)) does. So the caller of an interrupted call knows whether it wrote.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from threading import get_ident
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
-Note = Callable[[], object]  # a call of C code alone, such as a partial of setattr
+Note = Callable[[], object]  # implemented in C, such as a partial of setattr
 
 
 class Marks(NamedTuple):
-    """Notes behind the first that a call writes, and behind the last."""
+    """Notes to be made after the first write of a call, and after the last."""
 
     first: tuple[Note, ...] = ()
     last: tuple[Note, ...] = ()
 
 
 NO_MARKS = Marks()
-waiting: dict[int, Marks] = {}  # of the next call of an operator, by thread
+waiting: dict[int, Marks] = {}  # for the next call of an operator, by thread
 
 
 def _forget_other_threads() -> None:
-    """A forked child has one thread, and gives the numbers of the others to new ones."""
+    """Drop marks of threads that a forked child lacks: it reuses their identifiers."""
     for thread in waiting.keys() - {get_ident()}:
         del waiting[thread]
 
@@ -38,7 +38,7 @@ os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 def call_with_marks(marks: Marks, function: Callable[..., T], *args: object) -> T:
-    """The result of a function, whose first call of an operator has these marks."""
+    """Call a function, whose first call of an operator makes these marks."""
     thread = get_ident()
     try:
         waiting[thread] = marks
@@ -49,20 +49,20 @@ def call_with_marks(marks: Marks, function: Callable[..., T], *args: object) -> 
 
 
 def own_marks() -> Marks:
-    """The marks of the call that asks, and of no other."""
+    """Take the marks of the current call."""
     return waiting.pop(get_ident(), NO_MARKS) if waiting else NO_MARKS
 
 
 def in_turn(writes: Sequence[Callable[[], object]], marks: Marks = NO_MARKS) -> None:
-    """Make calls of C code, and their notes, with no handler of a signal between them."""
+    """Call C functions and notes in turn, without a signal handler in between."""
     make_all((*writes[:1], *marks.first, *writes[1:], *marks.last))
 
 
 def at_once(writes: Sequence[Callable[[], object]]) -> None:
-    """Make writes in turn, with the notes of the call that this is."""
+    """Make writes in turn, with the marks of the current call."""
     in_turn(writes, own_marks())
 
 
 def make_all(calls: Sequence[Callable[[], object]]) -> None:
-    """Make calls in turn."""
+    """Call functions in turn, from C."""
     list(map(call, calls))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """CUDA source text: finds a family's file, inlines our headers, reads kernels' signatures.
 
-Local includes are inlined here rather than by the compiler, so that CuPy's disk cache, which hashes
-the text it is given, sees every edit of a header; `#line` marks keep file names and lines true.
+Local includes are inlined here, so that CuPy's disk cache, which hashes the text, notices every
+edit of a header; `#line` directives preserve file names and line numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Source:
 
 
 def source_folder() -> Path:
-    """The folder of the `.cu` files: inside an installed package, beside it in a checkout."""
+    """Return the folder of the `.cu` files: in an installed package, or beside it in a checkout."""
     for folder in (_PACKAGE / "cuda_src", _PACKAGE.parent / "cuda_src"):
         if folder.is_dir():
             return folder
@@ -52,13 +52,13 @@ def source_folder() -> Path:
 
 
 def families() -> tuple[str, ...]:
-    """The families that have kernels."""
+    """Return the names of families with kernels."""
     return tuple(sorted(path.stem for path in source_folder().glob("*/*.cu")))
 
 
 @functools.cache
 def load(family: str, folder: Path | None = None) -> Source:
-    """Read `<family>/<family>.cu` of `cuda_src`, or `<family>.cu` of a folder that is named."""
+    """Read `<family>/<family>.cu` of `cuda_src`, or `<family>.cu` of another folder."""
     path = folder / f"{family}.cu" if folder else source_folder() / family / f"{family}.cu"
     folder = folder or source_folder()
     if not path.is_file():
@@ -68,13 +68,13 @@ def load(family: str, folder: Path | None = None) -> Source:
 
 
 def signatures(code: str) -> dict[str, tuple[Parameter, ...]]:
-    """Kernel name to parameters, for every `extern "C" __global__ void` in the text."""
+    """Return parameters by kernel name, for every `extern "C" __global__ void` in the text."""
     bare = _COMMENT.sub(" ", code)
     return {match[1]: _parameters(match[2]) for match in _KERNEL.finditer(bare)}
 
 
 def _inline(path: Path, folder: Path, seen: set[Path]) -> list[str]:
-    """Lines of a file in a source folder, each local include replaced by its file, once."""
+    """Return the lines of a file, each local include replaced by its file the first time."""
     seen.add(path)
     shown = f"{folder.name}/{path.relative_to(folder).as_posix()}"
     lines = [f'#line 1 "{shown}"']
@@ -91,7 +91,7 @@ def _inline(path: Path, folder: Path, seen: set[Path]) -> list[str]:
 
 
 def _home_of(name: str, path: Path, folder: Path) -> Path:
-    """The source folder that has a local include: the including file's own, or `cuda_src`."""
+    """Return the folder with a local include: the including file's, or `cuda_src`."""
     for home in (folder, source_folder()):
         if (home / name).is_file():
             return home

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Work beside the caller's stream, on a GPU on a stream of its own, and events by number.
+"""Side streams for work concurrent with the caller's, and events by number.
 
-Memory belongs to the stream that it was allocated on, and the pool hands it out again on that
-stream without waiting. So an array may be let go only after its stream waits for all others that
-use it.
+The memory pool reuses freed memory on the stream of its allocation without waiting. So an array
+may be freed only after that stream waits for all others that use it.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from ..forks import InChild
 
 T = TypeVar("T")
 RELAXED = 2  # CUstreamCaptureMode
-FIRST = -1000  # a stream's priority, which CUDA cuts to its highest
-Mark = object  # what was queued beside the caller's stream so far
+FIRST = -1000  # a stream's priority; CUDA clamps it to the highest
+Mark = object  # an event after work on the side stream
 
 
 @contextlib.contextmanager
 def on_stream(stream: Any) -> Iterator[None]:
-    """CuPy's current stream is this one inside, and behind it the one before.
+    """Make a stream CuPy's current one inside, and restore the previous one.
 
-    Left alone, CuPy's own context forgets a stream that `use()` made current.
+    CuPy's own context does not restore a stream that `use()` made current.
     """
     before = sys.modules["cupy"].cuda.get_current_stream()
     try:
@@ -42,52 +41,47 @@ def on_stream(stream: Any) -> Iterator[None]:
 
 
 def allow_queries() -> None:
-    """Let this thread ask for events while another one captures a graph, in whatever mode."""
+    """Let this thread query events while another one captures a graph."""
     mode = ctypes.c_int(RELAXED)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def is_capturing(stream: Any) -> bool:
-    """Return True if work on it goes into a graph; CUDA cannot say it of default streams."""
+    """Return True if a stream is being captured; default streams never are."""
     return stream.ptr not in (0, 1) and bool(stream.is_capturing())
 
 
 class Streams:
-    """The caller's stream, which may be another at each call, and the one beside it.
-
-    Of NumPy's arrays there are none: what is called is done when it returns.
-    """
+    """The caller's current stream and a side stream. This base class, for the host, has none:
+    work is done when a call returns."""
 
     def current(self) -> object:
-        """The caller's stream as it is now."""
+        """Return the caller's current stream."""
 
     def fork(self) -> None:
-        """Let what is queued beside wait for all on the caller's stream so far."""
+        """Let the side stream wait for the caller's."""
 
-    def behind(self, stream: int) -> Any:
-        """The stream beside, which waits for what is queued at this address of one so far."""
+    def side_after(self, stream: int) -> Any:
+        """Let the side stream wait for a stream, by its address; return it."""
 
-    def beside(self, function: Callable[[], T]) -> T:
-        """The result of a function that queues its work beside."""
+    def on_side(self, function: Callable[[], T]) -> T:
+        """Call a function with the side stream current."""
         return function()
 
     def mark(self) -> Mark:
-        """Mark what is queued beside so far."""
+        """Record an event on the side stream."""
 
     def join(self, stream: object, mark: Mark) -> None:
-        """Let what is queued on a stream from here on wait for a mark."""
+        """Let a stream wait for a mark."""
 
     def copy_to_host(self, numbers: Any) -> tuple[Any, Any]:
-        """Return a few numbers that were queued beside: (NumPy array, event behind it or None)."""
+        """Copy a few numbers of the side stream; return (NumPy array, event or None)."""
         return numbers, None
 
 
 class Cuda(Streams):
-    """CuPy's current stream of one device, and one of our own.
-
-    first: its blocks come before those of other streams that wait for room.
-    """
+    """CuPy's current stream of one device, and a side stream; first: of the highest priority."""
 
     def __init__(self, device: int, first: bool = False) -> None:
         self._cuda = sys.modules["cupy"].cuda
@@ -95,32 +89,32 @@ class Cuda(Streams):
         with self._cuda.Device(device):
             self._side = self._cuda.Stream(non_blocking=True, priority=FIRST if first else None)
         self._event: Any = None
-        self._under_way: deque[tuple[Any, Any]] = deque()  # to the host, with the events behind
+        self._under_way: deque[tuple[Any, Any]] = deque()  # (copy, event)
 
     def current(self) -> object:
-        """CuPy's current stream of this thread."""
+        """Return CuPy's current stream of this thread."""
         return self._cuda.get_current_stream(self._device)
 
     def fork(self) -> None:
-        """Let the stream beside wait for the caller's so far, by an event."""
+        """Let the side stream wait for the caller's, by an event."""
         self._side.wait_event(self._record(self.current()))
 
-    def behind(self, stream: int) -> Any:
-        """Wait by one event, recorded anew: earlier waits are for its earlier records."""
+    def side_after(self, stream: int) -> Any:
+        """Wait by an event that is recorded again each time; earlier waits stay valid."""
         runtime = self._cuda.runtime
-        with self._cuda.Device(self._device):  # whose default stream 0 is
+        with self._cuda.Device(self._device):  # stream 0 is the current device's
             self._event = self._event or self._cuda.Event(disable_timing=True)
             runtime.eventRecord(self._event.ptr, stream)
             runtime.streamWaitEvent(self._side.ptr, self._event.ptr)
         return self._side
 
-    def beside(self, function: Callable[[], T]) -> T:
-        """Call a function on the stream beside, which memory that it allocates belongs to."""
+    def on_side(self, function: Callable[[], T]) -> T:
+        """Call a function on the side stream, which its allocations belong to."""
         with self._cuda.Device(self._device), on_stream(self._side):
             return function()
 
     def mark(self) -> Mark:
-        """Record an event behind what is queued beside."""
+        """Record an event on the side stream."""
         return self._record(self._side)
 
     def join(self, stream: Any, mark: Any) -> None:
@@ -128,14 +122,14 @@ class Cuda(Streams):
         stream.wait_event(mark)
 
     def copy_to_host(self, numbers: Any) -> tuple[Any, Any]:
-        """Queue a copy of a few numbers to page-locked memory; return it, and the event behind."""
+        """Queue a copy of a few numbers to page-locked memory; return it, and its event."""
         memory, runtime = self._cuda.alloc_pinned_memory(numbers.nbytes), self._cuda.runtime
         copied = memory.ptr, numbers.data.ptr, numbers.nbytes, runtime.memcpyDeviceToHost
         with self._cuda.Device(self._device):
             runtime.memcpyAsync(*copied, self._side.ptr)
-        mark = self._record(self._side)  # with PyTorch's name of the question whether it is over
+        mark = self._record(self._side)  # `query` is PyTorch's name for `done`
         event = SimpleNamespace(query=lambda: bool(mark.done), synchronize=mark.synchronize)
-        # The pool must not hand out what the device still writes to, whoever reads it.
+        # Keeps copies from the pool as long as the device writes to them.
         while self._under_way and self._under_way[0][1].query():
             self._under_way.popleft()
         self._under_way.append((np.frombuffer(memory, numbers.dtype, numbers.size), event))
@@ -153,27 +147,24 @@ NO_EVENT = -1
 
 
 class Events(InChild):
-    """Marks by the number of an event, until somebody waits for it.
-
-    A mark says where in its stream the event was recorded.
-    """
+    """Recorded marks by the number of an event, until one waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.renew()
 
     def renew(self) -> None:
-        """Forget what was recorded: marks are of the parent's streams in a forked child."""
+        """Forget marks in a forked child: they are of the parent's streams."""
         self._changed = threading.Condition()
         self._marks: dict[int, object] = {}
 
     def record(self, identifier: int, mark: Callable[[], object]) -> bool:
-        """Keep the mark of an event; return False, without calling `mark`, if it has one."""
+        """Store the mark of an event; return False, without calling `mark`, if it has one."""
         with self._changed:
             if identifier in self._marks:
                 return False
             self._marks[identifier] = mark()
-            self._changed.notify_all()  # who waits for another number waits on
+            self._changed.notify_all()
             return True
 
     def take(self, identifier: int, timeout: float) -> object:

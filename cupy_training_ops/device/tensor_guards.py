@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's tensors beside those of before: what of them may change, read of hundreds at once."""
+"""Guards of PyTorch's tensors: whether hundreds of them changed, checked at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Check = Callable[[Tensors], bool]
 
 
 def like(tensors: Tensors) -> Check:
-    """Return a check of as many other tensors: True if they are like these but for their memory.
+    """Return a function that is True for tensors with the metadata of these, in their order.
 
-    Alike are type, dtype, shape, strides, device and what else PyTorch dispatches by.
+    Metadata: type, dtype, shape, strides, device, and what PyTorch dispatches by.
     """
     guards = _guards(tensors)
     if guards is None:
@@ -26,19 +26,19 @@ def like(tensors: Tensors) -> Check:
     def check(others: Tensors) -> bool:
         try:
             return bool(guards(*others))
-        except TypeError:  # there are more or fewer
+        except TypeError:  # another number of tensors
             return False
 
     return check
 
 
 def _guards(tensors: Tensors) -> Callable[..., bool] | None:
-    """Guards of a private class of PyTorch's, ten times sooner; None where it is not there."""
+    """Return the check of PyTorch's private TensorGuards, ten times faster, or None."""
     try:
         kind = sys.modules["torch"]._C._dynamo.guards.TensorGuards
         check = kind(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         serves = check(*tensors) is True
-    except Exception:  # whatever a private class raises that has become another
+    except Exception:  # the private class may have changed
         return None
     return check if serves else None
 
@@ -49,36 +49,36 @@ def _form(tensor: Any) -> object:
 
 
 def state(tensor: Any) -> object:
-    """The address of a tensor's elements, and how they are read: equal if nothing has changed."""
+    """Return (address, shape, strides, dtype), which are equal if a tensor did not change."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of PyTorch's own tensors, in elements: NumPy's and CuPy's may be 0."""
+    """Return strides in elements as PyTorch's contiguous tensors have them, never 0."""
     inner = accumulate((max(extent, 1) for extent in reversed(shape[1:])), mul, initial=1)
     return tuple(inner)[::-1] if shape else ()
 
 
 def addresses(tensors: Tensors) -> list[int]:
-    """Addresses of the first elements."""
+    """Return the addresses of the first elements."""
     return list(map(sys.modules["torch"].Tensor.data_ptr, tensors))
 
 
 def raise_versions(tensors: Tensors) -> None:
-    """Tell PyTorch that tensors were written: autograd uses nothing saved of them before."""
+    """Raise versions of written tensors, so that autograd refuses what it saved of them."""
     sys.modules["torch"].autograd.graph.increment_version(tensors)
 
 
 def versions(dicts: Sequence[dict[str, Any]]) -> list[int] | None:
-    """Numbers of dictionaries that change with each write to one; None where PyTorch has none."""
+    """Return the version of each dictionary, which a write changes; None if PyTorch lacks it."""
     try:
         return list(map(sys.modules["torch"]._C._dynamo.guards.dict_version, dicts))
-    except Exception:  # whatever a private function raises that has become another
+    except Exception:  # the private function may have changed
         return None
 
 
 class Watched:
-    """Tensors with their address and form, and `own` ones, which nobody reshapes, by address."""
+    """A guard of tensors' addresses and metadata; of `own` tensors, addresses only."""
 
     def __init__(self, tensors: Tensors, own: Tensors = ()) -> None:
         self.tensors = tuple(tensors)
@@ -88,11 +88,11 @@ class Watched:
         self._are_alike = like(self.tensors) if self.tensors else None
 
     def are_same(self) -> bool:
-        """Return True if the tensors have the memory and the form that they had."""
+        """Return True if no tensor changed."""
         if self._are_alike is None:
             return True
         if addresses(self._every) != self._addresses:
             return False
         if self._are_alike(self.tensors):
             return True
-        return list(map(state, self.tensors)) == self.before  # else of autograd's graph, perhaps
+        return list(map(state, self.tensors)) == self.before  # guards may differ by requires_grad

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's tensors on CUDA devices behind the names of `Backend`: no array of CuPy's is made.
+"""The backend of PyTorch's tensors on CUDA devices, without CuPy arrays.
 
-What a call depends on is read from a tensor's metadata. New tensors and scratch memory are
-PyTorch's allocator's, work is queued on its current stream; kernels are compiled as CuPy's are.
+New tensors and scratch memory come from PyTorch's allocator, and work is queued on its current
+stream; kernels are those of the CUDA backend.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _guards = getattr(torch._C._dynamo, "guards", None)
 _n_modes = torch._C._len_torch_dispatch_stack
-PLAIN = (Tensor, torch.nn.Parameter)  # types that do nothing of their own
+PLAIN = (Tensor, torch.nn.Parameter)  # not subclasses that override behaviour
 
 
 class TensorBackend(CudaBackend):
-    """One object for all CUDA devices, which PyTorch and CuPy number alike."""
+    """The backend of all CUDA devices, which have the same numbers in PyTorch and CuPy."""
 
     kind = "cuda"  # of PyTorch's devices
     has_tensors = True
@@ -42,23 +42,23 @@ class TensorBackend(CudaBackend):
         self.devices = {torch.device("cuda", index): index for index in range(n_devices)}
 
     def info(self, array: Tensor) -> Info:
-        """The fields of ArrayInfo; KeyError for a tensor that has to be adopted, or refused."""
+        """Return the fields of ArrayInfo; KeyError for a tensor that has to be adopted."""
         dtype, device = _FOREIGN.get(array.dtype) or _complex(array), self.devices[array.device]
         try:
             address = array.data_ptr()
             strides = None if array.is_contiguous() else _bytes(array.stride(), dtype.itemsize)
-        except RuntimeError:  # it has no storage of its own: sparse, or in a transformation
+        except RuntimeError:  # no storage: sparse, or in a functorch transform
             raise KeyError(type(array)) from None
         if array.is_neg() or (not address and array.numel()):
             raise KeyError(type(array))
         return (self, dtype, array.shape, address % 16 == 0, strides, device)
 
     def infos(self, arrays: Sequence[Tensor | None]) -> list[Info | None]:
-        """The `info` of each tensor of a list; None for None."""
+        """Return the `info` of each tensor, None for None."""
         return [None if array is None else self.info(array) for array in arrays]
 
     def pointers(self, arrays: Sequence[Tensor | None]) -> list[int]:
-        """The addresses of the first elements; 0 for None."""
+        """Return the addresses of arrays, 0 for None."""
         return [0 if array is None else array.data_ptr() for array in arrays]
 
     def states(self, arrays: Sequence[Tensor | None]) -> list[object]:
@@ -66,12 +66,12 @@ class TensorBackend(CudaBackend):
         return [None if array is None else state(array) for array in arrays]
 
     def offset(self, array: Tensor, nbytes: int) -> int:
-        """A kernel argument that points `nbytes` into the tensor."""
+        """Return the address `nbytes` after the tensor's start."""
         address: int = array.data_ptr() + nbytes
         return address
 
     def views(self, array: Tensor, pieces: Sequence[Piece]) -> tuple[Tensor, ...]:
-        """Views of a contiguous tensor under new shapes, each so many bytes from its start."""
+        """Return views of a contiguous tensor; pieces: (offset in bytes, shape)."""
         data = array.detach()
         start, size = data.storage_offset(), data.element_size()
         return tuple(
@@ -79,33 +79,33 @@ class TensorBackend(CudaBackend):
         )
 
     def permute(self, array: Tensor, axes: Sequence[int]) -> Tensor:
-        """A view of the tensor's memory with its dimensions in another order."""
+        """Return a view with permuted dimensions."""
         return array.permute(*axes)
 
     def maker(self, spec: Spec, device: int) -> Callable[[], Tensor]:
-        """Return a function that makes an uninitialised tensor.
+        """Return a function that allocates a tensor.
 
-        As compiled code does, past the dispatcher, which takes half the time; on the current device
-        alone, and where no mode is to see it.
+        On the current device, without dispatch modes, it calls the function of compiled code, which
+        skips the dispatcher and takes half the time.
         """
         form, dtype = (tuple(spec.shape), dense_strides(spec.shape)), _OWN[spec.dtype]
         place = torch.device(self.kind, device)
         plain = partial(torch.empty_strided, *form, dtype=dtype, device=place)
-        quick = getattr(_guards, f"_empty_strided_{self.kind}", None)
-        if quick is None:
+        fast = getattr(_guards, f"_empty_strided_{self.kind}", None)
+        if fast is None:
             return plain
-        make, n_modes = partial(quick, *form, dtype), _n_modes
+        make, n_modes = partial(fast, *form, dtype), _n_modes
         if self.is_alone(device):
             return lambda: plain() if n_modes() else make()
-        current = torch._C._cuda_getDevice  # not the driver's, which PyTorch may set later
+        current = torch._C._cuda_getDevice  # PyTorch sets the driver's device lazily
         return lambda: make() if current() == device and not n_modes() else plain()
 
     def empty(self, spec: Spec, device: int) -> Tensor:
-        """An uninitialised tensor from PyTorch's pool."""
+        """Allocate a tensor from PyTorch's pool."""
         return self.maker(spec, device)()
 
     def zeros(self, nbytes: int, device: int) -> Tensor:
-        """A zeroed byte buffer from PyTorch's pool."""
+        """Allocate zeroed bytes from PyTorch's pool."""
         return torch.zeros(nbytes, dtype=torch.uint8, device=torch.device(self.kind, device))
 
     def fill(self, array: Tensor, nbytes: int, byte: int) -> None:
@@ -115,17 +115,17 @@ class TensorBackend(CudaBackend):
             cupy.cuda.runtime.memsetAsync(array.data_ptr(), byte, nbytes, stream)
 
     def to_host(self, array: Tensor) -> HostArray:
-        """A copy in NumPy's memory; waits for the current stream."""
+        """Copy to NumPy; waits for the current stream."""
         bits = array.detach().view(torch.int16) if array.dtype == torch.bfloat16 else array.detach()
         copied: HostArray = bits.cpu().numpy()
         return copied.view(BFLOAT16) if bits.dtype != array.dtype else copied
 
     def from_host(self, array: HostArray) -> Tensor:
-        """A copy on the current device."""
+        """Copy to the current device."""
         return _tensor(array).to(torch.device(self.kind, self.current_device()))
 
     def of_host(self, array: HostArray) -> Tensor:
-        """A result on the host, in kind."""
+        """Return a host result as a CPU tensor."""
         return _tensor(array)
 
     def overwrite(self, array: Tensor, source: HostArray) -> None:
@@ -133,17 +133,17 @@ class TensorBackend(CudaBackend):
         array.detach().copy_(_tensor(np.asarray(source, order="C")))
 
     def stream(self, device: int) -> Hashable:
-        """PyTorch's current stream, as a key."""
+        """Return a key of PyTorch's current stream."""
         return self.stream_address(device)
 
     def stream_address(self, device: int) -> int:
-        """Address of PyTorch's current stream."""
+        """Return the address of PyTorch's current stream."""
         known = _raw_stream
         address: int = known(device) if known else torch.cuda.current_stream(device).cuda_stream
         return address
 
     def stream_of(self, device: int) -> Callable[[], int]:
-        """Return a function that gives that address, with none of ours between."""
+        """Return a function that returns `stream_address`, PyTorch's own if possible."""
         return partial(_raw_stream or self.stream_address, device)
 
     def is_alone(self, device: int) -> bool:
@@ -151,7 +151,7 @@ class TensorBackend(CudaBackend):
         return len(self.devices) == 1
 
     def capturing(self, device: int) -> bool:
-        """Return True if the stream of the device, which is current, is being captured."""
+        """Return True if the current stream of the device, which is current, is being captured."""
         return bool((_is_capturing or torch.cuda.is_current_stream_capturing)())
 
     def keeps_memory(self) -> bool:
@@ -159,15 +159,12 @@ class TensorBackend(CudaBackend):
         return True
 
     def work(self, name: str) -> Callable[..., None]:
-        """Copies are PyTorch's; other work is for arrays of CuPy's."""
+        """Return the function of a `Work`; only copies are supported."""
         return {"copy": _copy}[name]
 
 
 def array_over(tensor: Tensor, info: Info) -> cupy.ndarray:
-    """An array of CuPy's over a contiguous tensor of which this is known.
-
-    By its address, which takes a tenth of the time of an exchange by DLPack.
-    """
+    """Return a CuPy array over a contiguous tensor, in a tenth of the time of DLPack."""
     _, dtype, shape, _, _, device = info
     memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), tensor.nbytes, tensor, device)
     return cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0))
@@ -178,7 +175,7 @@ def _copy(source: Tensor, target: Tensor) -> None:
 
 
 def _complex(array: Tensor) -> Dtype:
-    """A dtype of complex numbers; KeyError for any other, and for conjugated ones."""
+    """Return a complex dtype; KeyError for others, and for conjugated tensors."""
     dtype = _COMPLEX[array.dtype]
     if array.is_conj():
         raise KeyError(type(array))
@@ -190,7 +187,7 @@ def _bytes(strides: Sequence[int], itemsize: int) -> Shape:
 
 
 def _tensor(array: HostArray) -> Tensor:
-    """Over the memory of an array of NumPy's, which lacks bfloat16 of its own."""
+    """Return a tensor over a NumPy array's memory; bfloat16 as int16 in between."""
     bits = array.view(np.int16) if array.dtype == BFLOAT16 else array
     tensor = torch.from_numpy(bits)
     return tensor.view(torch.bfloat16) if bits is not array else tensor

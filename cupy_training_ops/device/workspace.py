@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Scratch memory of one operator instance and stream: never shared, never freed early."""
+"""Scratch memory of operators, one for each instance and stream."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..errors import ArgumentError, ProviderError
 from ..forks import Locked
 
 POISON = 0xFF  # NaN of every type
-_of_graphs: list[Array] = []  # a graph outlives the operator that it was captured with
+_of_graphs: list[Array] = []  # never freed: a graph may outlive its operator
 _state = threading.local()
 
 
 @contextlib.contextmanager
 def behind_graphs() -> Iterator[None]:
-    """Say that this thread's calls inside come behind all replays of graphs that were captured on
-    its stream, and before the next ones: they may have the graphs' scratch memory."""
+    """Let calls inside use the scratch memory of graphs that were captured on this thread's stream:
+    the caller orders them after all replays so far, and before later ones."""
     before, _state.is_behind = _is_behind_graphs(), True
     try:
         yield
@@ -38,8 +38,8 @@ def _is_behind_graphs() -> bool:
 class Store:
     """The scratch memory of one instance and stream, in a buffer for each kind.
 
-    `plain` may hold anything. `zeros` is zero between two calls, whose kernels leave it so; where a
-    call ended with an exception it is not known, and is cleared before the next.
+    plain: arbitrary bytes. zeros: zero between calls, as kernels clear it; after an exception
+    `is_zero` is False, and it is cleared before the next call.
     """
 
     __slots__ = ("is_captured", "is_zero", "plain", "zeros")
@@ -47,10 +47,10 @@ class Store:
     def __init__(self, plain: Array, zeros: Array) -> None:
         self.plain, self.zeros = plain, zeros
         self.is_zero = True
-        self.is_captured = False  # a graph writes to it, whenever it is replayed
+        self.is_captured = False  # replays of a graph write to it
 
     def serves(self, plain_nbytes: int, zeros_nbytes: int) -> bool:
-        """Return True if `zeros` is known to be zero, and both buffers are large enough."""
+        """Return True if `zeros` is zero, and both buffers are large enough."""
         fits = self.plain.nbytes >= plain_nbytes and self.zeros.nbytes >= zeros_nbytes
         return self.is_zero and fits
 
@@ -58,15 +58,14 @@ class Store:
 class Workspaces(Locked):
     """The scratch memory of one operator instance.
 
-    A buffer that became too small is kept, because queued work or a captured graph may still write
-    to it; the next is at least twice as large, so that what is kept is never more than what is
-    used. What a graph was captured with is its own, and is never freed. Eager calls go on with
-    other memory: replays may run beside them, on any stream that waited for what was queued before
-    the capture; those that are `behind_graphs` have the same.
+    A buffer that is too small is retired, not freed, as queued work may still write to it; the next
+    has at least twice its size, so that retired buffers together are never larger. Memory that a
+    graph captured is never freed or used by eager calls, as replays may run beside these; calls
+    inside `behind_graphs` do use it.
 
-    `lock` is held from `get` to the last launch: two threads may have the same current stream.
-    Between two launches of a call a finalizer or a signal handler of the same thread may run the
-    operator again: at each `depth` of such calls there is memory of its own.
+    A call holds `lock` from `get` to its last launch, as two threads may have the same stream. A
+    finalizer or signal handler may run the operator again between two launches: each `depth` of
+    such calls has its own memory.
     """
 
     def __init__(self, op: str) -> None:
@@ -78,15 +77,15 @@ class Workspaces(Locked):
         self._poisons = False
 
     def recover(self) -> None:
-        """Nothing is between two launches; zeros that were are not known."""
+        """Reset `depth`: no call is between two launches any more."""
         self.depth = 0
 
     def get(self, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int) -> Store:
-        """Return a store of at least so many bytes of each kind for the current stream."""
+        """Return the current stream's store, of at least so many bytes of each kind."""
         key = (backend, device, backend.stream(device), self.depth)
         store = self._stores.get(key)
         if backend.capturing(device):
-            if backend.has_tensors:  # the graph's own pool gives it, and takes it back
+            if backend.has_tensors:  # from the graph's own pool
                 return self._new(backend, device, plain_nbytes, zeros_nbytes)
             return self._capture(store, plain_nbytes, zeros_nbytes)
         if store is not None and (not store.is_captured or _is_behind_graphs()):
@@ -104,14 +103,14 @@ class Workspaces(Locked):
         return Store(plain, backend.zeros(zeros_nbytes, device))
 
     def _plain(self, backend: Backend, device: int, nbytes: int) -> Array:
-        """Memory that may hold anything."""
-        made = backend.empty(Spec((nbytes,), UINT8), device)
+        """Allocate arbitrary bytes."""
+        memory = backend.empty(Spec((nbytes,), UINT8), device)
         if self._poisons:
-            backend.fill(made, nbytes, POISON)
-        return made
+            backend.fill(memory, nbytes, POISON)
+        return memory
 
     def _capture(self, store: Store | None, plain_nbytes: int, zeros_nbytes: int) -> Store:
-        """Return the store, whose memory is the captured graph's from now on."""
+        """Return the store for a captured graph, which owns its memory from now on."""
         if store is None or not store.serves(plain_nbytes, zeros_nbytes):
             raise ProviderError(
                 f"{self._op}: workspace: a call under graph capture needs {plain_nbytes} bytes of "
@@ -131,7 +130,7 @@ class Workspaces(Locked):
             self._retired.append(store.plain)
             larger = max(plain_nbytes, 2 * store.plain.nbytes)
             store.plain = self._plain(backend, device, larger)
-            _of_graphs.extend([store.plain] * store.is_captured)  # which the next ones have
+            _of_graphs.extend([store.plain] * store.is_captured)  # later graphs use it
         if store.zeros.nbytes < zeros_nbytes:
             self._retired.append(store.zeros)
             store.zeros = backend.zeros(max(zeros_nbytes, 2 * store.zeros.nbytes), device)
@@ -141,29 +140,29 @@ class Workspaces(Locked):
             self.clear(backend, device, store)
 
     def poison(self) -> None:
-        """Overwrite all that may hold anything, as other calls may, and from now on what is new."""
+        """Overwrite all `plain` bytes, also of future stores, as other calls may; for tests."""
         self._poisons = True
         for (backend, device, *_), store in self._stores.items():
             with backend.on(device):
                 backend.fill(store.plain, store.plain.nbytes, POISON)
 
     def count_left(self) -> int:
-        """Count bytes of zeros that calls have not left zero; waits for them; for tests."""
+        """Count bytes of `zeros` that are not zero; waits for queued work; for tests."""
         every = ((key[0], store.zeros) for key, store in self._stores.items())
         return sum(int(np.count_nonzero(backend.to_host(zeros))) for backend, zeros in every)
 
     @staticmethod
     def clear(backend: Backend, device: int, store: Store) -> None:
-        """Make the zeros zero again behind what is queued."""
+        """Queue clearing of `zeros`."""
         with backend.on(device):
             backend.fill(store.zeros, store.zeros.nbytes, 0)
         store.is_zero = True
 
 
 def check(op: str, got: ArrayInfo, home: ArrayInfo, nbytes: int) -> None:
-    """A caller's workspace: uint8, contiguous, aligned, large enough, where the arrays are.
+    """Refuse a caller's workspace unless it is contiguous, aligned, large enough uint8.
 
-    `got` and `home` are what `backends.info` says of the workspace and of a call's arrays.
+    got, home: the info of the workspace and of the call's arrays.
     """
     fits = got.dtype == "uint8" and len(got.shape) == 1 and got.shape[0] >= nbytes
     if not (fits and got.strides is None and got.aligned and got.place == home.place):

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .artifacts import make_artifacts as make_artifacts
-    from .runner import call as call
-    from .runner import reference_ops as reference_ops
     from .session import Session as Session
+    from .single import call as call
+    from .single import reference_ops as reference_ops
     from .training import TrainingSession as TrainingSession
 
 _NAMES = {
     "Session": ".session",
     "TrainingSession": ".training",
-    "call": ".runner",
+    "call": ".single",
     "make_artifacts": ".artifacts",
-    "reference_ops": ".runner",
+    "reference_ops": ".single",
 }
 
 __all__ = [*_NAMES]

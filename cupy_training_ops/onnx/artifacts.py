@@ -11,27 +11,29 @@ session trains both.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..codecs.atomic_file import atomic_write
+from ..codecs.atomic_file import write_together
 from ..codecs.numpy_file import StrPath
 from ..declare.schema import finite
-from ..dtypes import FLOAT32, FLOATS, Dtype
-from ..errors import cut, refuse, shown
-from .checkpoint import FILES, Checkpoint, checkpoint_bytes
+from ..dtypes import FLOAT32, FLOATS, Dtype, dtype_name
+from ..errors import ArgumentError, cut, pass_on, refuse, shown
+from ..registry import get_op
+from .bodies import expand
+from .checkpoint import FILES, Checkpoint, checkpoint_files
 from .checks import BUFFER
 from .folding import fold
 from .gradients import add_gradients, in_evaluation, in_training
-from .gradients.rules import INT64, MICROSOFT
+from .gradients.rules import BY_BODY, INT64, MICROSOFT, RULES, UNDEFINED, ZERO
 from .graph import Graph, Node, Value
 from .losses import with_loss
 from .models import Proto, Source, read_inferred
-from .writing import model_of
+from .writing import model_of, with_inferred
 
 OPSET = 17  # what older models are converted to
 RESET = "lazy_reset_grad"
@@ -45,18 +47,21 @@ FIXED = {  # inputs that are not trained, by operator
 }
 NO_INPUTS = slice(0)
 FLAG = "onnx::update_completed::0"  # the optimizer's output
+CLIPPED = "onnx::clip_grad_norm_output::0"
+MOMENTS = ("first_order_moments", "second_order_moments")
+# By name the operator, its attributes, its inputs:
 OPTIMIZERS: dict[str, tuple[str, dict[str, float], tuple[str, ...]]] = {
     "AdamW": (
         "AdamWOptimizer",
         {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-8, "weight_decay": 0.01},
-        ("first_order_moments", "second_order_moments"),
+        ("learning_rate", "step", "params", "gradients", *MOMENTS),
     ),
-    "SGD": ("SGDOptimizerV2", {}, ()),
+    "SGD": ("SGDOptimizerV2", {}, ("learning_rate", "params", "gradients")),
 }
 
 
 class Artifacts(NamedTuple):
-    """What a training session needs: three models and a checkpoint."""
+    """Three models and a checkpoint, which a training session is opened from."""
 
     training: Proto
     evaluation: Proto
@@ -83,6 +88,10 @@ def make_artifacts(
     `TrainingSession.from_model`. onnxruntime-training 1.19.2 trains the files as well where it has
     the operators; it reads models up to opset 21, and Adam's step there is of float32 alone.
     """
+    if not isinstance(folder, str | os.PathLike):
+        refuse("make_artifacts", "folder", "the path of a folder", shown(folder))
+    if not isinstance(prefix, str) or Path(prefix + FILES[0]).name != prefix + FILES[0]:
+        refuse("make_artifacts", "prefix", "the beginning of a file's name", shown(prefix))
     made = make(
         model,
         loss=loss,
@@ -92,14 +101,23 @@ def make_artifacts(
         clip_norm=clip_norm,
         **numbers,
     )
-    if not isinstance(folder, str | os.PathLike):
-        refuse("make_artifacts", "folder", "the path of a folder", shown(folder))
-    data = [proto.SerializeToString() for proto in made[:3]]
-    data.append(checkpoint_bytes(made.checkpoint))
+    paths = [Path(folder) / f"{prefix}{name}" for name in FILES]
+    files: dict[Path, Iterable[Any]] = {
+        path: [_serialized(proto, path)] for path, proto in zip(paths, made[:3], strict=False)
+    }
+    files |= checkpoint_files(made.checkpoint, paths[-1])
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, content in zip(FILES, data, strict=True):
-        with atomic_write(Path(folder) / f"{prefix}{name}") as stream:
-            stream.write(content)
+    write_together(files)
+
+
+def _serialized(proto: Proto, path: Path) -> bytes:
+    try:
+        data: bytes = proto.SerializeToString()
+    except Exception as error:  # of protobuf, whose classes are no part of its interface
+        pass_on(error)
+        words = "2 GiB of constants at most, which are no parameters"
+        refuse("artifacts", "model", words, f"more in {path.name} ({error})")
+    return data
 
 
 def make(
@@ -114,28 +132,56 @@ def make(
 ) -> Artifacts:
     """The artifacts of an inference model; arguments as of `TrainingSession.from_model`."""
     graph, initializers = _untied(*read_inferred(model, OPSET))
-    real = {name for name in initializers if graph.constants[name].dtype.kind not in "biu"}
+    real = {name for name in initializers if graph.constants[name].dtype in FLOATS}
     graph = with_loss(fold(graph, real), loss)
-    parameters = _parameters(graph, initializers, trainable)
-    names = _trained(parameters, trainable, frozen)
+    wanted, unwanted = _names("trainable", trainable), _names("frozen", frozen)
+    parameters = _parameters(graph, initializers, wanted)
+    names = _trained(parameters, wanted, unwanted)
     value = graph.outputs[0].name
-    training, gradients = add_gradients(in_training(graph), value, names, parameters)
+    parameters += _statistics(graph, initializers)
+    training = in_training(_with_bodies(graph))
+    training, gradients = add_gradients(training, value, names, parameters)
+    _refuse_unmoved(names if wanted else [], gradients)
     names = [name for name in names if name in gradients]
-    if not names:
-        refuse("make_artifacts", "trainable", "a parameter that the loss depends on", "none")
+    dtype = _dtype_of(names, graph)
+    made = _optimizer(optimizer, dtype, clip_norm, numbers)
     training = _with_parameters(_with_sums(training, names, gradients), parameters)
     evaluation = _with_parameters(in_evaluation(graph), parameters)
     checkpoint = Checkpoint(
         {name: graph.constants[name] for name in names},
         {name: graph.constants[name] for name in parameters if name not in names},
     )
-    dtype = graph.constants[names[0]].dtype
     return Artifacts(
         model_of(training, "training"),
         model_of(evaluation, "evaluation"),
-        model_of(_optimizer(optimizer, dtype, clip_norm, numbers), "optimizer"),
+        model_of(made, "optimizer"),
         checkpoint,
     )
+
+
+def _with_bodies(graph: Graph) -> Graph:
+    """The graph with bodies in place of the nodes whose operators have no rule."""
+    known = (RULES.keys() | ZERO | UNDEFINED.keys()) - BY_BODY
+    expanded = expand(graph, lambda node: node.is_standard and node.op_type not in known)
+    return graph if len(expanded.nodes) == len(graph.nodes) else with_inferred(expanded)
+
+
+def _names(argument: str, names: object) -> tuple[str, ...] | None:
+    """The names that an argument has; None if it is None."""
+    if names is None:
+        return None
+    if isinstance(names, Iterable) and not isinstance(names, str | bytes):
+        result = tuple(names)
+        if all(isinstance(name, str) for name in result):
+            return result
+    refuse("artifacts", argument, "a list of names of parameters", shown(names))
+
+
+def _statistics(graph: Graph, initializers: Collection[str]) -> list[str]:
+    """The initializers that are running statistics."""
+    norms = (node for node in graph.nodes if node.op_type == "BatchNormalization")
+    names = dict.fromkeys(name for node in norms for name in node.inputs[FIXED[node.op_type]])
+    return [name for name in names if name in initializers]
 
 
 def _untied(graph: Graph, initializers: Collection[str]) -> tuple[Graph, set[str]]:
@@ -182,9 +228,27 @@ def _trained(
     for which, names in (("trainable", trainable), ("frozen", frozen)):
         unknown = sorted(set(names or ()) - set(parameters))
         if unknown:
-            refuse("make_artifacts", which, "names of parameters of the model", cut(str(unknown)))
+            expected = f"names of the model's parameters: {', '.join(parameters)}"
+            refuse("artifacts", which, expected, cut(str(unknown)))
     wanted = parameters if trainable is None else trainable
     return [name for name in parameters if name in wanted and name not in (frozen or ())]
+
+
+def _refuse_unmoved(named: Collection[str], gradients: Mapping[str, str]) -> None:
+    unmoved = [name for name in named if name not in gradients]
+    if unmoved:
+        expected = "parameters that the loss depends on"
+        refuse("artifacts", "trainable", expected, cut(str(unmoved)))
+
+
+def _dtype_of(names: Sequence[str], graph: Graph) -> Dtype:
+    """The one type of all parameters that are trained, as an optimizer's lists have it."""
+    dtypes = {graph.constants[name].dtype: name for name in names}
+    if len(dtypes) != 1:
+        got = [f"{dtype_name(dtype)} ({name!r})" for dtype, name in dtypes.items()]
+        expected = "parameters of one type that the loss depends on"
+        refuse("artifacts", "trainable", expected, cut(", ".join(got) or "none"))
+    return next(iter(dtypes))
 
 
 def _with_parameters(graph: Graph, names: Sequence[str]) -> Graph:
@@ -220,28 +284,39 @@ def _with_sums(graph: Graph, names: Sequence[str], gradients: dict[str, str]) ->
 def _optimizer(
     name: str, dtype: Dtype, clip_norm: float | None, numbers: Mapping[str, float]
 ) -> Graph:
-    """The graph of an optimizer's step over lists."""
-    if name not in OPTIMIZERS:
-        refuse("make_artifacts", "optimizer", " or ".join(map(repr, OPTIMIZERS)), shown(name))
-    op_type, known, moments = OPTIMIZERS[name]
+    """The graph of an optimizer's step over lists; moments of 16-bit parameters are float32."""
+    if not isinstance(name, str) or name not in OPTIMIZERS:
+        refuse("artifacts", "optimizer", " or ".join(map(repr, OPTIMIZERS)), shown(name))
+    op_type, known, names = OPTIMIZERS[name]
     unknown = sorted(numbers.keys() - known.keys())
     if unknown:
         expected = f"numbers among {', '.join(known)}" if known else f"no numbers of {name}"
-        refuse("make_artifacts", unknown[0], expected, shown(numbers[unknown[0]]))
-    attributes = {**known, **{key: finite(value) for key, value in numbers.items()}}
-    lists = ("params", "gradients", *moments)
+        refuse("artifacts", unknown[0], expected, shown(numbers[unknown[0]]))
+    attributes = _checked(op_type, {**known, **numbers})
     inputs = [Value("learning_rate", FLOAT32, (1,)), Value("step", INT64, (1,))]
-    inputs += [Value(each, dtype, None, is_sequence=True) for each in lists]
-    nodes, gradients = [], "gradients"
+    inputs += [Value(each, dtype, None, is_sequence=True) for each in ("params", "gradients")]
+    wide = FLOAT32 if dtype.itemsize == 2 else dtype
+    moments = MOMENTS if name == "AdamW" else MOMENTS[:1]  # which upstream asks SGD for, too
+    inputs += [Value(each, wide, None, is_sequence=True) for each in moments]
+    nodes: list[Node] = []
     if clip_norm is not None:
-        gradients = "onnx::clip_grad_norm_output::0"
-        limit = {"max_norm": finite(clip_norm)}
-        nodes.append(
-            Node(
-                "InplaceClipGradNorm", MICROSOFT, 1, ("gradients",), (gradients,), limit, gradients
-            )
-        )
-    numbers_read = ("learning_rate", *(["step"] if moments else []))
-    names = (*numbers_read, "params", gradients, *moments)
+        limit = _checked("InplaceClipGradNorm", {"max_norm": clip_norm}, "clip_norm")
+        ends = ("gradients",), (CLIPPED,)
+        nodes.append(Node("InplaceClipGradNorm", MICROSOFT, 1, *ends, limit, CLIPPED))
+        names = tuple(CLIPPED if each == "gradients" else each for each in names)
     nodes.append(Node(op_type, MICROSOFT, 1, names, (FLAG,), attributes, op_type))
     return Graph(tuple(nodes), tuple(inputs), (Value(FLAG, BOOL, (1,)),), {})
+
+
+def _checked(op_type: str, numbers: Mapping[str, Any], argument: str = "") -> dict[str, float]:
+    """An operator's numbers, as a file has them: of float32."""
+    checked = {}
+    for name, value in numbers.items():
+        try:
+            with np.errstate(over="ignore"):
+                checked[name] = float(np.float32(finite(value)))
+            get_op(op_type)(**{name: checked[name]})
+        except ArgumentError as error:
+            words = str(error).removeprefix(f"{op_type}: {name}: ")
+            raise ArgumentError(f"artifacts: {argument or name}: {words}") from None
+    return checked

@@ -40,7 +40,7 @@ class Captures:
     def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
         """The session's results; of its feeds those that are not fixed are given."""
         arrays = {name: self._session.as_fed(name, value) for name, value in feeds.items()}
-        self._session.extents.check(arrays)
+        self._session.extents.check(arrays, self._session.caller)
         for name, value in arrays.items():
             self._session.labels.note_range(name, value)
         form = self._form(arrays)

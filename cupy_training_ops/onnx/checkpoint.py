@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 from .. import limits
 from ..dtypes import HostArray, to_dtype
-from ..errors import ArgumentError, DtypeError, OpError, cut
+from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
 from .models import MOST_BYTES, from_bytes, onnx_package, read_bounded, read_part
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise ArgumentError(f"{path}: expected a checkpoint's file, got {words}")
     buffer = Buffer(read_bounded(path, MOST_BYTES), str(path))
     root = buffer.root(IDENTIFIER)
-    reader = _Reader(buffer, path.with_name(path.name + ".data"))
+    reader = _Reader(buffer, _beside(path))
     module = root.table(1)
     if module is None:
         buffer.refuse("it has no parameters")
@@ -65,6 +65,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
         tuple(root.tables(2, reader.group)),
         _properties(root.table(3)),
     )
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".data")
 
 
 class _Reader:
@@ -219,48 +223,102 @@ class Table:
 
 VERSION = 2  # of the checkpoint's format
 ALIGNMENT = 8  # of tables and tensors' bytes
+MOST_INSIDE = 1 << 30  # bytes of arrays in the file itself
 
 
-def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
-    """A checkpoint as a flatbuffer."""
-    module = [
-        ("tables", [_tensor_fields(name, array) for name, array in checkpoint.trained.items()]),
-        ("tables", [_tensor_fields(name, array) for name, array in checkpoint.frozen.items()]),
-    ]
+def checkpoint_files(checkpoint: Checkpoint, path: Path) -> dict[Path, Iterable[Any]]:
+    """A checkpoint's file, a flatbuffer, and the one beside it with the bytes of its arrays where
+    these are too many; each as parts of a file. Names and arrays that upstream's format cannot
+    have are refused."""
+    arrays = [*checkpoint.trained.values(), *checkpoint.frozen.values()]
+    arrays += [a for g in checkpoint.groups for m in g.moments.values() for a in m.values()]
+    outside = Outside() if sum(array.nbytes for array in arrays) > MOST_INSIDE else None
+    data = _checkpoint_bytes(checkpoint, outside)
+    if len(data) >= MOST_BYTES:
+        words = f"{MOST_BYTES} bytes at most of names and properties"
+        raise ArgumentError(f"{path}: expected {words}, got {len(data)}")
+    if outside is None:
+        return {path: [data]}
+    return {path: [data], _beside(path): outside.parts()}
+
+
+class Outside:
+    """The arrays whose bytes are in the file beside a checkpoint, one behind the other."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._arrays: list[HostArray] = []
+
+    def add(self, array: HostArray) -> int:
+        """Add an array; where its bytes begin."""
+        start = self.nbytes
+        self._arrays.append(array)
+        self.nbytes += array.nbytes
+        return start
+
+    def parts(self) -> Iterator[bytes]:
+        """The file's bytes, array by array."""
+        return map(_little, self._arrays)
+
+
+def _checkpoint_bytes(checkpoint: Checkpoint, outside: Outside | None) -> bytes:
+    def rows(arrays: Mapping[str, HostArray]) -> list[Any]:
+        return [_tensor_fields(name, array, outside) for name, array in arrays.items()]
+
+    module: list[Any] = [("tables", rows(checkpoint.trained)), ("tables", rows(checkpoint.frozen))]
+    if outside is not None:
+        module += [None, ("?", True)]
     kinds: dict[type, list[Any]] = {int: [], float: [], str: []}
     for name, value in checkpoint.properties.items():
+        if not _is_property(value):
+            refuse("checkpoint", f"property {name!r}", "a number or text", shown(value))
         number = ("text", value) if isinstance(value, str) else ("qf"[type(value) is float], value)
         kinds[type(value)].append([("text", name), number])
     properties = [("tables", rows) for rows in kinds.values()]
-    groups = [_group_fields(group) for group in checkpoint.groups]
+    groups = []
+    for group in checkpoint.groups:
+        if not _is_property(group.initial_lr):
+            refuse("checkpoint", "lr", "a number of float32", shown(group.initial_lr))
+        states = [[("text", n), ("tables", rows(m))] for n, m in group.moments.items()]
+        numbers = ("q", group.step), ("f", group.initial_lr)
+        groups.append([("text", group.name), *numbers, ("tables", states)])
     writer = _Writer()
     writer.root([("i", VERSION), ("table", module), ("tables", groups), ("table", properties)])
     return bytes(writer.data)
 
 
-def _tensor_fields(name: str, array: HostArray) -> list[Any]:
+def _is_property(value: object) -> bool:
+    """Return True if upstream's format can have it: text, or a number of int64 or float32."""
+    if type(value) not in (int, float):
+        return type(value) is str
+    try:
+        struct.pack("<f" if type(value) is float else "<q", value)
+    except (struct.error, OverflowError):
+        return False
+    return True
+
+
+def _tensor_fields(name: str, array: HostArray, outside: Outside | None) -> list[Any]:
     kind = int(onnx_package().helper.np_dtype_to_tensor_dtype(array.dtype))
     dims = struct.pack(f"<{array.ndim}q", *array.shape)
-    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    return [("text", name), None, ("vector", dims, 8), ("i", kind), ("vector", data, 1)]
+    fields = [("text", name), None, ("vector", dims, 8), ("i", kind)]
+    if outside is not None:
+        return [*fields, None, None, ("q", outside.add(array))]
+    return [*fields, ("vector", _little(array), 1)]
 
 
-def _group_fields(group: Group) -> list[Any]:
-    states = [
-        [("text", name), ("tables", [_tensor_fields(*item) for item in moments.items()])]
-        for name, moments in group.moments.items()
-    ]
-    return [("text", group.name), ("q", group.step), ("f", group.initial_lr), ("tables", states)]
+def _little(array: HostArray) -> bytes:
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 class _Writer:
     """Writes a flatbuffer front to back: each table, then what it points to.
 
-    A table is a list of fields by number, each None or a pair: "i", "q", "f" and a number; "text";
-    "table" and a table; "tables" and a list of them; "vector", bytes, and bytes an element.
+    A table is a list of fields by number, each None or a pair: "i", "q", "f", "?" and a number;
+    "text"; "table" and a table; "tables" and a list of them; "vector", bytes, and bytes an element.
     """
 
-    SIZES: ClassVar[dict[str, int]] = {"i": 4, "q": 8, "f": 4}
+    SIZES: ClassVar[dict[str, int]] = {"i": 4, "q": 8, "f": 4, "?": 1}
 
     def __init__(self) -> None:
         self.data = bytearray()

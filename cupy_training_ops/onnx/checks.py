@@ -14,6 +14,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..call.op import Op
 from ..declare.schema import Input
 from ..dtypes import FLOAT32, Dtype, HostArray
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse
-from .graph import Extent, Graph, Node, Problems, may_repeat_to
+from .graph import Extent, Graph, Node, Problems, Value, may_repeat_to, subgraphs
 from .models import dtype_or_none, onnx_package
 from .passes import ACCUMULATORS
 from .runner import Run, Runner, declared_places
@@ -57,7 +58,7 @@ class Extents:
             if item.shape and not item.is_sequence and item.name not in loose
         }
 
-    def check(self, arrays: Mapping[str, Any]) -> None:
+    def check(self, arrays: Mapping[str, Any], caller: str) -> None:
         """Refuse arrays of other extents; each has the declared rank."""
         by_name: dict[str, int] = {}
         for name, array in arrays.items():
@@ -69,7 +70,7 @@ class Extents:
                 if wanted is not None and wanted != extent:
                     origin = "" if wanted == expected else f" ({cut(str(expected))})"
                     words = f"{wanted}{origin} as extent {place}"
-                    refuse("Session", cut(name), words, f"shape {array.shape}")
+                    refuse(caller, cut(name), words, f"shape {array.shape}")
 
 
 def _contradictions(graph: Graph) -> Iterator[str]:
@@ -238,20 +239,27 @@ Known = Mapping[str, Dtype]
 
 
 def check_types(
-    graph: Graph, runners: Mapping[int, Runner], problems: Problems, on_host: bool = True
+    graph: Graph,
+    runners: Mapping[int, Runner],
+    problems: Problems,
+    on_host: bool = True,
+    around: Known = MappingProxyType({}),
 ) -> None:
     """Follow types from inputs and constants on; values of unknown type are not refused.
 
-    on_host: False if a device computes, which has no array of some types.
+    on_host: False if a device computes, which has no array of some types. around: the types of a
+    subgraph's inputs.
     """
     known: dict[str, Dtype] = {item.name: item.dtype for item in graph.inputs if item.dtype}
+    known |= around
     known |= {name: array.dtype for name, array in graph.constants.items()}
     for i, node in enumerate(graph.nodes):
         dtypes: Sequence[Dtype | None] = ()
         try:
             _check_outputs(node)
-            op = runners[i].op if i in runners else None
-            dtypes = _by_declaration(op, node, known) if op is not None else _by_schema(node, known)
+            for part in subgraphs(node).values():
+                check_types(part, {}, problems, on_host, part_types(node, part, known))
+            dtypes = output_types(node, known, runners[i].op if i in runners else None)
         except OpError as error:
             problems.add(node.title, error)
         for k, name in enumerate(node.outputs):
@@ -269,9 +277,95 @@ def check_types(
             problems.add(f"output {cut(item.name)!r}", f"expected {names[0]}, got {names[1]}")
 
 
+def output_types(node: Node, known: Known, op: Op | None = None) -> Sequence[Dtype | None]:
+    """The types of a node's outputs, by those of its inputs; inputs that do not fit are refused.
+
+    op: the operator of this package that runs the node, whose declaration decides.
+    """
+    if op is not None:
+        return _by_declaration(op, node, known)
+    parts = subgraphs(node)
+    dtypes = _by_schema(node, known)
+    if not parts:
+        return dtypes
+    first = next(iter(parts.values())).outputs[node.op_type == "Loop" :]  # behind a condition
+    return [item.dtype for item in first]
+
+
+def part_types(node: Node, part: Graph, types: Known) -> dict[str, Dtype]:
+    """The types of a subgraph's inputs: as it declares them, and of the values around it."""
+    known = {item.name: item.dtype for item in part.inputs if item.dtype}
+    if part.n_captured:
+        names = [item.name for item in part.inputs[-part.n_captured :]]
+        around = node.inputs[-part.n_captured :]
+        pairs = zip(names, around, strict=True)
+        known |= {name: types[outer] for name, outer in pairs if outer in types}
+    return known
+
+
+# ---- sequences, before it runs -------------------------------------------------------------------
+
+_ARRAY, _SEQUENCE = "an array", "a sequence"
+_EITHER = frozenset({_ARRAY, _SEQUENCE})
+
+
+def check_sequences(
+    graph: Graph, problems: Problems, around: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Refuse sequences where arrays are needed, and arrays where sequences are.
+
+    around: the forms of what a subgraph reads of the graph around it.
+    """
+    forms = {item.name: _form(item) for item in graph.inputs if item.dtype} | dict(around)
+    forms |= dict.fromkeys(graph.constants, _ARRAY)
+    for node in graph.nodes:
+        parts = subgraphs(node)
+        for part in parts.values():
+            inner = [item.name for item in part.inputs[len(part.inputs) - part.n_captured :]]
+            outer = node.inputs[len(node.inputs) - part.n_captured :]
+            pairs = zip(inner, outer, strict=True)
+            check_sequences(part, problems, {k: forms[n] for k, n in pairs if n in forms})
+        schema = _schema(node.op_type, node.version) if node.is_standard else None
+        if parts:  # whose outputs say what they are
+            outputs = next(iter(parts.values())).outputs[node.op_type == "Loop" :]
+            said = zip(node.outputs, outputs, strict=False)
+            forms |= {name: _form(item) for name, item in said if item.dtype}
+        elif schema is not None:
+            _follow_forms(node, schema, forms, problems)
+
+
+def _form(item: Value) -> str:
+    return _SEQUENCE if item.is_sequence else _ARRAY
+
+
+def _follow_forms(node: Node, schema: _Schema, forms: dict[str, str], problems: Problems) -> None:
+    """Add the forms of a node's outputs, which may be those of its inputs."""
+    found = set()
+    for k, name in enumerate(node.inputs if schema.inputs else ()):
+        title, variable, _ = schema.input(k)
+        allowed = _allowed_forms(schema, variable)
+        form = forms.get(name)
+        if form is not None and form not in allowed:
+            problems.add(node.title, f"{title}: expected {min(allowed)}, got {form}")
+        if form is not None and allowed == _EITHER:
+            found.add(form)
+    for k, name in enumerate(node.outputs if schema.outputs else ()):
+        own = _allowed_forms(schema, schema.outputs[min(k, len(schema.outputs) - 1)])
+        possible = own if len(own) == 1 else found
+        if name and len(possible) == 1:
+            forms[name] = min(possible)
+
+
+def _allowed_forms(schema: _Schema, variable: str) -> frozenset[str]:
+    kinds = schema.allowed.get(variable, (variable,))
+    return frozenset(_SEQUENCE if "seq(" in kind else _ARRAY for kind in kinds)
+
+
 def check_divisors(graph: Graph, problems: Problems) -> None:
     """Refuse a constant 0 that integers are divided by."""
     for node in graph.nodes:
+        for part in subgraphs(node).values():
+            check_divisors(part, problems)
         if node.op_type in ("Div", "Mod") and node.is_standard and len(node.inputs) == 2:
             divisor = graph.constants.get(node.inputs[1])
             try:
@@ -282,8 +376,12 @@ def check_divisors(graph: Graph, problems: Problems) -> None:
 
 def _check_outputs(node: Node) -> None:
     schema = _schema(node.op_type, node.version) if node.is_standard else None
-    if schema is not None and len(node.outputs) > schema.most_outputs:
+    if schema is None:
+        return
+    if len(node.outputs) > schema.most_outputs:
         raise ArgumentError(f"expected at most {schema.most_outputs} outputs")
+    if len(node.outputs) < schema.least_outputs:
+        raise ArgumentError(f"expected at least {schema.least_outputs} outputs")
 
 
 def _by_declaration(op: Op, node: Node, known: Known) -> list[Dtype | None]:
@@ -317,6 +415,7 @@ class _Schema(NamedTuple):
 
     inputs: tuple[tuple[str, str, bool], ...]
     outputs: tuple[str, ...]
+    least_outputs: int
     most_outputs: int
     allowed: Mapping[str, frozenset[str]]  # by type variable
 
@@ -331,7 +430,9 @@ def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
     if schema is None:
         return []
     bound: dict[str, Dtype | None] = {}
-    for k, name in enumerate(node.inputs if schema.inputs else ()):
+    n_captured = max((part.n_captured for part in subgraphs(node).values()), default=0)
+    own = node.inputs[: len(node.inputs) - n_captured]
+    for k, name in enumerate(own if schema.inputs else ()):
         if name in known:
             _bind(node, schema, k, known[name], bound)
     only = {name: _dtype_of(*kinds) for name, kinds in schema.allowed.items() if len(kinds) == 1}
@@ -343,8 +444,9 @@ def _bind(
     node: Node, schema: _Schema, k: int, dtype: Dtype, bound: dict[str, Dtype | None]
 ) -> None:
     name, variable, is_one = schema.input(k)
-    kinds = schema.allowed.get(variable, {variable})
-    if _type_string(dtype) not in kinds and f"seq({_type_string(dtype)})" not in kinds:
+    kinds = schema.allowed.get(variable, frozenset({variable}))
+    form = _type_string(dtype)
+    if kinds.isdisjoint((form, f"seq({form})", f"optional({form})", f"optional(seq({form}))")):
         got = type_name(dtype)
         raise DtypeError(f"{name}: {got} is not among what {node.op_type} takes")
     if variable in schema.allowed and is_one:
@@ -380,6 +482,7 @@ def _schema(op_type: str, version: int) -> _Schema | None:
             for item in known.inputs
         ),
         tuple(item.type_str for item in known.outputs),
+        known.min_output,
         known.max_output,
         {c.type_param_str: frozenset(c.allowed_type_strs) for c in known.type_constraints},
     )

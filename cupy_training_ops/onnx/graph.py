@@ -16,8 +16,6 @@ from ..errors import ArgumentError, cut, shown
 STANDARD = ("", "ai.onnx")  # two names of one domain
 MOST_SHOWN = 30  # problems in a message
 Extent = int | str | None  # of a dimension: a number, a name, or nothing is said
-_WORDS = {int: "an integer", bool: "an integer", float: "a float", str: "text"}
-_LISTS = {int: "a list of integers", float: "a list of floats", str: "a list of texts"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +50,25 @@ class Value(NamedTuple):
     dtype: Dtype | None
     shape: tuple[Extent, ...] | None
     is_sequence: bool = False
+    is_optional: bool = False
+
+    @property
+    def is_array(self) -> bool:
+        """True of a single array that is there."""
+        return not (self.is_sequence or self.is_optional)
 
 
-@dataclass(frozen=True)
+class Empty:
+    """An optional value that has no element."""
+
+    def __repr__(self) -> str:
+        return "an empty optional"
+
+
+EMPTY = Empty()
+
+
+@dataclass(frozen=True, eq=False)
 class Graph:
     """Nodes in an order in which they can run, inputs, outputs and constants."""
 
@@ -65,6 +79,16 @@ class Graph:
     # Of values, as the model declares them:
     types: Mapping[str, Dtype] = field(default_factory=dict)
     shapes: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)
+    n_captured: int = 0  # inputs of a subgraph, at the end, that are values of the graph around it
+    source: Any = None  # of a subgraph, its protobuf
+
+    def free_names(self) -> tuple[str, ...]:
+        """Names that nothing in the graph makes, in the order of their first use."""
+        made = {item.name for item in self.inputs} | self.constants.keys()
+        made.update(name for node in self.nodes for name in node.outputs)
+        read = [name for node in self.nodes for name in node.inputs]
+        read += [item.name for item in self.outputs]
+        return tuple(dict.fromkeys(name for name in read if name and name not in made))
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
         """A copy of the graph with other nodes."""
@@ -78,6 +102,11 @@ class Graph:
             else node
             for node in self.nodes
         )
+
+
+def subgraphs(node: Node) -> dict[str, Graph]:
+    """The graphs in a node's attributes."""
+    return {name: part for name, part in node.attributes.items() if isinstance(part, Graph)}
 
 
 def may_repeat_to(shape: Sequence[Extent], whole: Sequence[int]) -> bool:
@@ -152,6 +181,17 @@ def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dic
 
 
 # ---- attributes, by the annotations of functions and classes -------------------------------------
+
+
+_WORDS = {
+    int: "an integer",
+    bool: "an integer",
+    float: "a float",
+    str: "text",
+    Value: "a type",
+    Graph: "a graph",
+}
+_LISTS = {int: "a list of integers", float: "a list of floats", str: "a list of texts"}
 
 
 def check_attributes(attributes: Mapping[str, object], kinds: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ bce_with_logits        mean of log(1 + e^scores) - labels scores
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,28 +36,39 @@ def with_loss(graph: Graph, loss: Any) -> Graph:
     (scores, labels) whose only output is one number.
     """
     outputs = {item.name: item for item in graph.outputs}
+    if not outputs:
+        refuse("artifacts", "model", "one that has an output", "none")
     if isinstance(loss, str) and loss in outputs:
-        rest = tuple(item for item in graph.outputs if item.name != loss)
-        return replace(graph, outputs=(outputs[loss], *rest))
+        scores = outputs[loss]._replace(name=SCORES)
+        return _joined(graph, loss, Graph((), (scores,), (scores,), {}))
     scores = graph.outputs[0]._replace(name=SCORES)
-    version = max((node.version for node in graph.nodes if node.is_standard), default=OPSET)
+    version = _version(graph)
     if isinstance(loss, onnx_package().FunctionProto):
         proto = _of_function(loss, scores, version)
     elif isinstance(loss, str) and loss in LOSSES:
         proto = LOSSES[loss](scores).model(version)
     else:
         expected = f"one of {', '.join(LOSSES)}, an output of the model, or an onnx.FunctionProto"
-        refuse("make_artifacts", "loss", expected, shown(loss))
+        refuse("artifacts", "loss", expected, shown(loss))
     part, _ = read_inferred(proto, version)
-    return _joined(graph, part)
+    return _joined(graph, graph.outputs[0].name, part)
 
 
-def _joined(graph: Graph, part: Graph) -> Graph:
-    """A graph, and behind its first output the part with inputs `scores` and `labels`."""
-    names = {SCORES: graph.outputs[0].name, LABELS: LABELS, "": ""}
+def _joined(graph: Graph, scores: str, part: Graph) -> Graph:
+    """A graph, and behind one of its values the part with inputs `scores` and `labels`.
+
+    Its other values get numbers as names, by which it is cut off again.
+    """
+    used = {name for node in graph.nodes for name in node.outputs}
+    used |= {item.name for item in graph.inputs} | graph.constants.keys()
+    numbers = (name for i in itertools.count() if (name := f"{PREFIX}{i}") not in used)
+    labels = (f"{LABELS}_{i}" if i else LABELS for i in itertools.count())
+    names = {SCORES: scores, LABELS: next(name for name in labels if name not in used), "": ""}
 
     def renamed(name: str) -> str:
-        return names.get(name, PREFIX + name)
+        if name not in names:
+            names[name] = next(numbers)
+        return names[name]
 
     nodes = [
         replace(
@@ -69,23 +81,36 @@ def _joined(graph: Graph, part: Graph) -> Graph:
     ]
     constants = {renamed(n): a for n, a in part.constants.items()}
     result = part.outputs[0]._replace(name=renamed(part.outputs[0].name))
-    if result.shape:
-        refuse("make_artifacts", "loss", "a function that gives one number", shown(result.shape))
-    if result.shape is None:  # more is refused as it runs
-        inputs, outputs = (result.name, f"{PREFIX}no_extents"), (f"{PREFIX}number",)
-        nodes.append(Node("Reshape", "", nodes[-1].version, inputs, outputs, {}, outputs[0]))
+    if any(extent not in (1, None) for extent in result.shape or ()):
+        refuse(
+            "artifacts",
+            "loss",
+            "an output or a function that gives one number",
+            f"one of shape {result.shape}",
+        )
+    if result.shape != ():  # more than one element is refused as it runs
+        inputs, version = (result.name, renamed("no extents")), _version(graph)
+        result = result._replace(name=renamed("number"), shape=())
+        nodes.append(Node("Reshape", "", version, inputs, (result.name,), {}, result.name))
         constants[inputs[1]] = np.array([], INT64)
-        result = result._replace(name=outputs[0], shape=())
     types = {renamed(n): t for n, t in part.types.items()} | {result.name: result.dtype}
     return replace(
         graph,
         nodes=(*graph.nodes, *nodes),
-        inputs=(*graph.inputs, *(item for item in part.inputs if item.name == LABELS)),
-        outputs=(result, *graph.outputs),
+        inputs=(*graph.inputs, *_labels(part, names[LABELS])),
+        outputs=(result, *(item for item in graph.outputs if item.name != result.name)),
         constants={**graph.constants, **constants},
         types={**graph.types, **{n: t for n, t in types.items() if t is not None}},
         shapes={**graph.shapes, **{renamed(n): s for n, s in part.shapes.items()}, result.name: ()},
     )
+
+
+def _labels(part: Graph, name: str) -> list[Value]:
+    return [item._replace(name=name) for item in part.inputs if item.name == LABELS]
+
+
+def _version(graph: Graph) -> int:
+    return max((node.version for node in graph.nodes if node.is_standard), default=OPSET)
 
 
 # ---- by name -------------------------------------------------------------------------------------
@@ -176,11 +201,11 @@ def _of_function(function: Proto, scores: Value, version: int) -> Proto:
     if len(function.input) != 2 or len(function.output) != 1 or function.attribute:
         expected = "a function of scores and labels with one output and no attributes"
         counts = f"{len(function.input)}, {len(function.output)} and {len(function.attribute)}"
-        refuse("make_artifacts", "loss", expected, f"one of {counts}")
+        refuse("artifacts", "loss", expected, f"one of {counts}")
     own = {item.domain: item.version for item in function.opset_import}.get("", version)
     if own > version:
         expected = f"a function of opset {version}, the model's, or an older one"
-        refuse("make_artifacts", "loss", expected, f"opset {own}")
+        refuse("artifacts", "loss", expected, f"opset {own}")
     problem: Exception | None = None
     for dtype in (scores.dtype, INT64):
         model = _calling(function, (scores, Value(LABELS, dtype, None)), own)
@@ -191,7 +216,7 @@ def _of_function(function: Proto, scores: Value, version: int) -> Proto:
             problem = error
             continue
         return model
-    raise ArgumentError(f"make_artifacts: loss: its types do not fit: {cut(str(problem))}")
+    raise ArgumentError(f"artifacts: loss: its types do not fit: {cut(str(problem))}")
 
 
 def _calling(function: Proto, inputs: tuple[Value, ...], version: int) -> Proto:

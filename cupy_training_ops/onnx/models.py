@@ -22,14 +22,19 @@ from .. import limits
 from ..codecs.atomic_file import atomic_write
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
-from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes
-from .passes import STATE, without_constants
+from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes, subgraphs
+from .passes import STATE, split_sequences, without_constants
 from .standard import NEWEST
 from .stored import BY_DTYPE, graph_dtype, nbytes_of, unpack
 
 MOST_BYTES = 1 << 31  # of a protobuf
 MOST_NODES = 1 << 20
+MOST_ELEMENTS = 1 << 10  # of an initializer on which shapes may depend
+LARGEST_INFERRED = 64  # elements of a constant that says a shape
+BY_RANK = ("CausalConvWithState", "RotaryEmbedding")  # operators whose bodies depend on ranks
 UNKNOWN = ("", "?", "None")  # names of dimensions that say nothing
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_PARAMETER = re.compile(r": PARAMETER target='([^']+)'")
 Proto = Any  # a message of ONNX's
 Source = Any  # a path, bytes, a ModelProto, or a Graph that was read
 
@@ -51,11 +56,14 @@ def read_model(model: Source) -> tuple[Graph, Proto, Problems]:
         return model, None, Problems("the model")
     proto, folder, name = parse(model)
     problems = Problems(name)
-    return _graph(proto, folder, problems), proto, problems
+    constants = dict(_initializers(proto.graph, folder, problems))
+    return _graph(proto, constants, problems), proto, problems
 
 
 def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str]]:
     """The graph of a model, and the names of its initializers.
+
+    Those are left out that PyTorch's exporter says to be no parameters.
 
     It is in this opset or a newer one, has the types and shapes that ONNX infers, and what Constant
     nodes make among its constants.
@@ -63,20 +71,44 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
     onnx = onnx_package()
     proto, folder, name = parse(model)
     problems = Problems(name)
-    proto = _inline_functions(proto)
+    arrays = dict(_initializers(proto.graph, folder, problems))
+    problems.refuse()
     version = next((i.version for i in proto.opset_import if i.domain in STANDARD), least_opset)
+    light = _inline_functions(_without_elements(proto))
     try:
         if version < least_opset:
-            proto = onnx.version_converter.convert_version(proto, least_opset)
-        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+            light = onnx.version_converter.convert_version(light, least_opset)
+        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
     except Exception as error:  # of ONNX's C++ code
         pass_on(error)
         raise ArgumentError(f"{name}: its shapes cannot be inferred: {error}") from None
-    graph = _graph(proto, folder, problems)
-    whole = without_constants(graph, problems)
+    _keep_if(light.graph.initializer, lambda item: _text(item.name) not in arrays)
+    added = dict(_initializers(light.graph, folder, problems))  # by the conversion
+    graph = _graph(light, {**arrays, **added}, problems)
+    whole = split_sequences(without_constants(graph, problems))
     problems.refuse()
     inputs = tuple(item for item in whole.inputs if item.name not in whole.constants)
-    return replace(whole, inputs=inputs), frozenset(graph.constants)
+    return replace(whole, inputs=inputs), _said_parameters(proto) & arrays.keys() or frozenset(
+        arrays
+    )
+
+
+def _said_parameters(proto: Proto) -> frozenset[str]:
+    """The parameters in what PyTorch's exporter writes: `p_w: PARAMETER target='w'`."""
+    entries = {_text(item.key): _text(item.value) for item in proto.graph.metadata_props}
+    return frozenset(_PARAMETER.findall(entries.get(_SIGNATURE, "")))
+
+
+def _without_elements(proto: Proto) -> Proto:
+    """A copy in which large initializers have types and shapes alone, which is enough to infer
+    those of other values: ONNX serializes a model for that, and can no larger one than 2 GiB."""
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    for tensor in copy.graph.initializer:
+        if math.prod(tensor.dims) > MOST_ELEMENTS:
+            bare = type(tensor)(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+            tensor.CopyFrom(bare)
+    return copy
 
 
 def parse(model: Source) -> tuple[Proto, Path | None, str]:
@@ -117,22 +149,19 @@ def _from_bytes(onnx: Any, data: bytes, name: str) -> Proto:
     return proto
 
 
-def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
+def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems) -> Graph:
     graph = proto.graph
     if len(graph.node) > MOST_NODES:
         raise ArgumentError(f"{problems.model}: {len(graph.node)} nodes, at most {MOST_NODES}")
     if not proto.opset_import:
         problems.add("the model", "it imports no opset, so that its operators are of no version")
     versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
-    constants = dict(_initializers(graph, folder, problems))
-    nodes = [
-        _node(node, i, versions, problems)
-        for i, node in enumerate(_inline_functions(proto).graph.node)
-    ]
-    inputs = tuple(_value(item) for item in graph.input)
+    protos = list(_inline_functions(proto).graph.node)
+    nodes = [read_node(node, i, versions, problems) for i, node in enumerate(protos)]
+    inputs = tuple(value_of(item) for item in graph.input)
     for name in _twice(item.name for item in inputs):
         problems.add(f"input {cut(name)!r}", "it is given twice")
-    outputs = tuple(_value(item) for item in graph.output)
+    outputs = tuple(value_of(item) for item in graph.output)
     _check_types((*graph.input, *graph.output), problems)
     known = {item.name for item in inputs} | constants.keys()
     nodes_in_order = sort_nodes(nodes, known, problems)
@@ -141,10 +170,35 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
     for item in outputs:
         if item.name not in available:
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")
-    declared = (*map(_value, graph.value_info), *inputs, *outputs)
-    types = {v.name: v.dtype for v in declared if v.dtype and not v.is_sequence}
+    infos = graph.value_info
+    if any(node.op_type in BY_RANK and node.is_standard for node in nodes):
+        infos = (*_inferred(proto, protos), *infos)
+    declared = (*map(value_of, infos), *inputs, *outputs)
+    types = {v.name: v.dtype for v in declared if v.dtype and v.is_array}
     shapes = {v.name: v.shape for v in declared if v.shape is not None}
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
+
+
+def _inferred(proto: Proto, nodes: Sequence[Proto]) -> Iterable[Proto]:
+    """The types that ONNX infers for values that the model says nothing of; none if it cannot."""
+    onnx = onnx_package()
+    copy = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+    copy.graph.name = "g"
+    copy.graph.node.extend(nodes)
+    for field in ("input", "output", "value_info"):
+        getattr(copy.graph, field).extend(getattr(proto.graph, field))
+    known = {item.name for item in proto.graph.input}
+    for tensor in proto.graph.initializer:  # of large ones the type alone is looked at
+        if math.prod(tensor.dims) <= LARGEST_INFERRED and not tensor.external_data:
+            copy.graph.initializer.append(tensor)
+        elif tensor.name not in known:
+            make = onnx.helper.make_tensor_value_info
+            copy.graph.input.append(make(tensor.name, tensor.data_type, tensor.dims))
+    try:
+        return tuple(onnx.shape_inference.infer_shapes(copy, data_prop=True).graph.value_info)
+    except Exception as error:  # of ONNX's; what does not fit is refused elsewhere
+        pass_on(error)
+        return ()
 
 
 def _inline_functions(proto: Proto) -> Proto:
@@ -197,7 +251,8 @@ def _initializers(
             problems.add(f"initializer {cut(_text(tensor.name))!r}", error)
 
 
-def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
+def read_node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
+    """A node; what its subgraphs read of the graph around them stands behind its own inputs."""
     domain = _domain(proto.domain)
     node = Node(
         _text(proto.op_type),
@@ -213,11 +268,44 @@ def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Probl
         problems.add(node.title, f"attribute {cut(name)!r} is given twice")
     for item in proto.attribute:
         try:
-            attributes[_text(item.name)] = attribute_value(item)
+            if item.type == type(item).GRAPH:
+                attributes[_text(item.name)] = _subgraph(item.g, versions, problems)
+            else:
+                attributes[_text(item.name)] = attribute_value(item)
         except OpError as error:
             problems.add(node.title, f"attribute {cut(_text(item.name))!r}: {error}")
-    object.__setattr__(node, "attributes", attributes)
-    return node
+    return with_captures(replace(node, attributes=attributes))
+
+
+def with_captures(node: Node) -> Node:
+    """The node with all that its subgraphs read of the graph around them, as inputs of both."""
+    parts = subgraphs(node)
+    names = tuple(dict.fromkeys(name for part in parts.values() for name in part.free_names()))
+    captures = tuple(Value(name, None, None) for name in names)
+    wider = {
+        name: replace(part, inputs=(*part.inputs, *captures), n_captured=len(names))
+        for name, part in parts.items()
+    }
+    return replace(node, inputs=(*node.inputs, *names), attributes={**node.attributes, **wider})
+
+
+def _subgraph(graph: Proto, versions: Mapping[str, int], problems: Problems) -> Graph:
+    """A graph in an attribute; what it reads of the graph around it is not among its inputs yet."""
+    constants = dict(_initializers(graph, None, problems))
+    nodes = [read_node(node, i, versions, problems) for i, node in enumerate(graph.node)]
+    inputs, outputs = tuple(map(value_of, graph.input)), tuple(map(value_of, graph.output))
+    _check_types((*graph.input, *graph.output), problems)
+    part = Graph(tuple(nodes), inputs, outputs, constants, source=graph)
+    known = {item.name for item in inputs} | constants.keys() | {*part.free_names()}
+    declared = (*map(value_of, graph.value_info), *inputs, *outputs)
+    return replace(
+        part,
+        nodes=sort_nodes(nodes, known, problems),
+        types={
+            v.name: v.dtype for v in declared if v.dtype and not (v.is_sequence or v.is_optional)
+        },
+        shapes={v.name: v.shape for v in declared if v.shape is not None},
+    )
 
 
 def _domain(name: Any) -> str:
@@ -238,6 +326,8 @@ def attribute_value(item: Proto) -> Any:
         return array_of(item.t, None)
     single = {kinds.FLOAT: "f", kinds.INT: "i", kinds.STRING: "s"}
     several = {kinds.FLOATS: "floats", kinds.INTS: "ints", kinds.STRINGS: "strings"}
+    if item.type == kinds.TYPE_PROTO:
+        return _value_of_type("", item.tp)
     if item.type in single:
         return _text(getattr(item, single[item.type]))
     if item.type in several:
@@ -352,14 +442,22 @@ def read_part(path: Path, offset: int, nbytes: int) -> bytes:
         return stream.read(nbytes)
 
 
-def _value(proto: Proto) -> Value:
-    kind = proto.type.WhichOneof("value")
-    if kind == "sequence_type":
-        inner = proto.type.sequence_type.elem_type.tensor_type
-        return Value(_text(proto.name), dtype_or_none(inner.elem_type), None, is_sequence=True)
-    tensor = proto.type.tensor_type
+def value_of(proto: Proto) -> Value:
+    """An input, an output or a value inside, with its type as the model says it."""
+    return _value_of_type(_text(proto.name), proto.type)
+
+
+def _value_of_type(name: str, kind: Proto) -> Value:
+    form = kind.WhichOneof("value")
+    if form == "optional_type":
+        inner = _value_of_type(name, kind.optional_type.elem_type)
+        return inner._replace(shape=None, is_optional=True)
+    if form == "sequence_type":
+        inner = kind.sequence_type.elem_type.tensor_type
+        return Value(name, dtype_or_none(inner.elem_type), None, is_sequence=True)
+    tensor = kind.tensor_type
     shape = tuple(map(_extent, tensor.shape.dim)) if tensor.HasField("shape") else None
-    return Value(_text(proto.name), dtype_or_none(tensor.elem_type), shape)
+    return Value(name, dtype_or_none(tensor.elem_type), shape)
 
 
 def _extent(dim: Proto) -> Extent:
@@ -373,11 +471,13 @@ def _extent(dim: Proto) -> Extent:
 def _check_types(items: Iterable[Proto], problems: Problems) -> None:
     """Gather inputs and outputs whose types are not computed here, where the model says any."""
     for item in items:
-        form = item.type.WhichOneof("value")
+        is_optional = item.type.WhichOneof("value") == "optional_type"
+        kind = item.type.optional_type.elem_type if is_optional else item.type
+        form = kind.WhichOneof("value")
         if form not in (None, "tensor_type", "sequence_type"):
             words = f"values of {form.removesuffix('_type')} type are not read here"
             problems.add(f"value {cut(_text(item.name))!r}", words)
-        kind = item.type.sequence_type.elem_type if form == "sequence_type" else item.type
+        kind = kind.sequence_type.elem_type if form == "sequence_type" else kind
         number = kind.tensor_type.elem_type
         if number and dtype_or_none(number) is None:
             words = f"elements of ONNX type {int(number)} are not computed here"
@@ -467,13 +567,13 @@ def write_part(
     """Write the model cut at `outputs`, with these arrays for inputs and constants."""
     onnx = onnx_package()
     names = tuple(outputs) if outputs is not None else model_outputs(graph)
-    nodes = [Node(n.op_type, n.domain, 1, (*n.input,), (*n.output,)) for n in model.graph.node]
+    nodes = [Node(n.op_type, n.domain, 1, _reads(n), (*n.output,)) for n in model.graph.node]
     inside = {name for node in makers_of(nodes, names) for name in node.outputs if name}
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     _keep_if(copy.graph.node, lambda node: inside.intersection(node.output))
     _cut_statistics(copy.graph.node)
-    wanted = {name for node in copy.graph.node for name in node.input}
+    wanted = {name for node in copy.graph.node for name in _reads(node)}
     known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
     del copy.graph.output[:]
     unknown = onnx.helper.make_empty_tensor_value_info  # whose type is inferred
@@ -483,10 +583,17 @@ def write_part(
     _keep_if(copy.graph.initializer, lambda item: item.name in wanted and item.name not in arrays)
     for name, array in arrays.items():
         if name in wanted and not name.endswith(STATE):
-            copy.graph.initializer.append(_tensor(onnx, name, array))
+            copy.graph.initializer.append(tensor_of(onnx, name, array))
     data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
     with atomic_write(path, sync) as stream:
         stream.write(data)
+
+
+def _reads(node: Proto) -> tuple[str, ...]:
+    """The inputs of a node, and all names that its subgraphs read, their own among them."""
+    parts = [item.g for item in node.attribute if item.HasField("g")]
+    inner = [name for part in parts for each in part.node for name in _reads(each)]
+    return (*node.input, *inner, *(item.name for part in parts for item in part.output))
 
 
 def _cut_statistics(nodes: Iterable[Any]) -> None:
@@ -498,7 +605,8 @@ def _cut_statistics(nodes: Iterable[Any]) -> None:
             del node.output[1:]
 
 
-def _tensor(onnx: Any, name: str, array: HostArray) -> Any:
+def tensor_of(onnx: Any, name: str, array: HostArray) -> Proto:
+    """An array as ONNX writes it."""
     kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     return onnx.helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)
 

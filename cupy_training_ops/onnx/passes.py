@@ -21,7 +21,7 @@ import numpy as np
 from ..dtypes import HostArray
 from ..errors import ArgumentError
 from ..registry import REGISTRY
-from .graph import Graph, Node, Problems, check_attributes
+from .graph import Graph, Node, Problems, check_attributes, subgraphs
 
 SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}  # pools by their gradients
 N_INPUTS = {"MaxPoolGrad": 2, "AveragePoolGrad": 1}  # without the shape
@@ -45,8 +45,27 @@ CONSTANTS = {
 def prepare(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
     """The graph with constants in place of Constant nodes, shapes for gradients that need them, and
     states for nodes that draw."""
-    graph = _with_shapes(without_constants(graph, problems), problems)
-    return _with_states(_with_early_shapes(graph), problems, seed)
+    return _with_states(_prepare_part(graph, problems), problems, seed)
+
+
+def _prepare_part(graph: Graph, problems: Problems) -> Graph:
+    """A graph or subgraph, its own subgraphs first."""
+    nodes = []
+    for node in graph.nodes:
+        parts = subgraphs(node)
+        for name, part in parts.items():
+            parts[name] = _prepare_part(part, problems)
+            for inner in filter(_draws, parts[name].nodes):
+                problems.add(inner.title, "it draws random numbers inside of a subgraph")
+        attributes = {**node.attributes, **parts}
+        nodes.append(replace(node, attributes=attributes) if parts else node)
+    graph = _with_shapes(without_constants(graph.with_nodes(nodes), problems), problems)
+    return _with_early_shapes(graph)
+
+
+def _draws(node: Node) -> bool:
+    """Return True if a node may draw: all that can, but for a Dropout that does nothing."""
+    return _state_place(node) is not None and (node.op_type != "Dropout" or any(node.inputs[2:3]))
 
 
 def _with_early_shapes(graph: Graph) -> Graph:
@@ -167,6 +186,61 @@ def _pool_of(node: Node, forward: Mapping[str, Node]) -> Node | None:
         return pool
     title = node.name.split("_Grad/")[0]
     return next((pool for pool in forward.values() if pool.name and pool.name == title), None)
+
+
+# ---- sequences of parts --------------------------------------------------------------------------
+
+
+def split_sequences(graph: Graph) -> Graph:
+    """The graph with Split where a sequence of parts is made only to take each part by its number.
+
+    s = SplitToSequence(x, 2); a = SequenceAt(s, 0); b = SequenceAt(s, 1)
+    a, b = Split(x)
+    """
+    readers: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node)
+    ends = {item.name for item in graph.outputs}
+    constants, nodes, parts = dict(graph.constants), [], {}
+    for node in graph.nodes:
+        name = node.outputs[0] if node.outputs else ""
+        if node.op_type == "SplitToSequence" and node.is_standard and name not in ends:
+            sizes = _sizes_of_parts(graph, node)
+            places = [_part_number(graph, reader, sizes) for reader in readers.get(name, ())]
+            if sizes and None not in places:
+                outputs = tuple(f"{name}::{i}" for i in range(len(sizes)))
+                constants[f"{name}::split"] = np.array(sizes, np.int64)
+                axis = {"axis": node.attributes.get("axis", 0)}
+                node = Node(
+                    "Split", "", 13, (node.inputs[0], f"{name}::split"), outputs, axis, name
+                )
+                parts[name] = outputs
+        elif node.op_type == "SequenceAt" and node.inputs[0] in parts:
+            outputs = parts[node.inputs[0]]
+            part = outputs[int(graph.constants[node.inputs[1]])]
+            node = Node("Identity", "", 13, (part,), node.outputs, name=node.name)
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), constants=constants)
+
+
+def _sizes_of_parts(graph: Graph, node: Node) -> list[int]:
+    """The extents of the parts; none where they are not known."""
+    extents = graph.shapes.get(node.inputs[0])
+    split = graph.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    axis = node.attributes.get("axis", 0)
+    if split is None or extents is None or not -len(extents) <= axis < len(extents):
+        return []
+    n = extents[axis]
+    if split.ndim or not isinstance(n, int) or split <= 0:
+        return split.ravel().tolist() if split.ndim else []
+    return [min(int(split), n - i) for i in range(0, n, int(split))]
+
+
+def _part_number(graph: Graph, reader: Node, sizes: Sequence[int]) -> int | None:
+    """The number of the part that a node takes; None if it does something else."""
+    place = graph.constants.get(reader.inputs[1]) if reader.op_type == "SequenceAt" else None
+    return int(place) if place is not None and -len(sizes) <= place < len(sizes) else None
 
 
 # ---- products that do what is written around them: transpose, scale ------------------------------

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import OpError, ProviderError, pass_on
 from ..plan import SCRATCH_ALIGNMENT, align_up
-from .graph import Graph, Node, Problems
+from .graph import Graph, Node, Problems, subgraphs
 from .runner import Runner, each, runner_of
 from .steps import (
     UNUSED,
@@ -107,6 +107,17 @@ def _read_on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
     return read
 
 
+def host_feeds(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
+    """Inputs that are read on the host, or that no node takes as an array, and some as a number."""
+    numbers: set[str] = set()
+    arrays = {item.name for item in graph.outputs}
+    for i, node in enumerate(graph.nodes):
+        places = runners[i].host | runners[i].either
+        for k, name in enumerate(node.inputs):
+            (numbers if k in places else arrays).add(name)
+    return _read_on_host(graph, runners) | (numbers - arrays)
+
+
 def coalesce(xp: Any, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
     """One memory for all arrays, and each of them in it."""
     nbytes = [align_up(array.nbytes, SCRATCH_ALIGNMENT) for array in arrays]
@@ -145,7 +156,7 @@ class Compiler:
     def compile(self) -> Program:
         """The program."""
         read = _read_on_host(self._graph, self._runners)
-        numbers = self._numbers() - set(self._arrays)
+        numbers = host_feeds(self._graph, self._runners) - set(self._arrays)
         for item in self._graph.inputs:
             if item.name not in self._graph.constants:
                 place = self._is_host or item.name in read or item.name in numbers
@@ -153,6 +164,7 @@ class Compiler:
         for i, node in enumerate(self._graph.nodes):
             self._add(node, self._runners[i], i in self._on_host or self._is_host)
         results = tuple((item.name, self._any_slot(item.name)) for item in self._graph.outputs)
+        of_parts = {slot for step in self._steps if subgraphs(step.node) for slot in step.outputs}
         filled = {slot for slot, value in enumerate(self._values) if value is not None}
         wanted = {slot for _, slot in results}
         lasting = wanted | filled | {slot for slot, _ in self._feeds.values()} | {ABSENT}
@@ -170,7 +182,7 @@ class Compiler:
             states,
             self._coalesce(states.values()),
             *self._updated_feeds(steps),
-            aliases_of(self._steps, wanted, filled),
+            aliases_of(self._steps, wanted, filled | of_parts),
             tuple(self._uploads.values()),
         )
 
@@ -201,16 +213,6 @@ class Compiler:
 
     def _has(self, name: str) -> bool:
         return (name, HOST) in self._slots or (name, DEVICE) in self._slots
-
-    def _numbers(self) -> set[str]:
-        """Values that no node takes as an array, and some take as a number."""
-        numbers: set[str] = set()
-        arrays = {item.name for item in self._graph.outputs}
-        for i, node in enumerate(self._graph.nodes):
-            places = self._runners[i].host | self._runners[i].either
-            for k, name in enumerate(node.inputs):
-                (numbers if k in places else arrays).add(name)
-        return numbers - arrays
 
     def _slot(self, place: Place) -> int:
         if place not in self._slots:
@@ -244,7 +246,7 @@ class Compiler:
         return target
 
     def _download(self, values: list[Any]) -> Sequence[Any]:
-        _refuse_in_graph(self._xp, "a value of the device is needed on the host")
+        refuse_in_graph(self._xp, "a value of the device is needed on the host")
         return (each(self._xp.asnumpy, values[0]),)
 
     def _let_repeat(self, wanted: set[int]) -> None:
@@ -280,19 +282,19 @@ class Upload:
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
         value = values[0]
-        if not self.repeats or isinstance(value, list) or value.nbytes > LARGEST_COPY:
-            _refuse_in_graph(self._xp, "a value of the host is made anew in each step")
+        if not self.repeats or not hasattr(value, "nbytes") or value.nbytes > LARGEST_COPY:
+            refuse_in_graph(self._xp, "a value of the host is made anew in each step")
             return (each(self._xp.asarray, value),)
         form = value.dtype, value.shape, value.tobytes()
         if form not in self.copies:
-            _refuse_in_graph(self._xp, "a value of the host is another than in the step before")
+            refuse_in_graph(self._xp, "a value of the host is another than in the step before")
             if len(self.copies) >= MOST_COPIES:
                 self.copies.clear()
             self.copies[form] = self._xp.asarray(value)
         return (self.copies[form],)
 
 
-def _refuse_in_graph(xp: Any, why: str) -> None:
+def refuse_in_graph(xp: Any, why: str) -> None:
     """Refuse a copy between host and device while a graph is captured."""
     if hasattr(xp, "cuda"):
         from ..device import graphs

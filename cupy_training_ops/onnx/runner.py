@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Runs single nodes: by an operator of this package, or by a function of the table.
+"""What runs a node: an operator of this package, or a function of the table.
 
 runner_of(node).make(xp)([x, y])    the node's outputs, a sequence
-call(node_proto, [x, y])            the same of an onnx.NodeProto
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ import numpy as np
 
 from ..call.op import Op
 from ..declare.schema import Input, gives
-from ..errors import ArgumentError, OpError, cut, pass_on, refuse, shown
+from ..errors import ArgumentError, cut
 from ..registry import REGISTRY
-from .graph import Node, check_attributes
-from .models import attribute_value, onnx_package
+from .graph import EMPTY, Node, check_attributes
 from .standard import NEWEST, TABLE, Standard, find
 from .standard.table import dense
 
@@ -30,6 +28,7 @@ Run = Callable[..., Sequence[Any]]
 COPIED = frozenset({"epsilon", "stash_type", "axis", "activation", "seed", "storage_order"})
 _APART = ("collective", "interop")  # they wait for others, or run the caller's functions
 _CONTRIB = ("", "ai.onnx", "com.microsoft")  # where upstream puts what the table has
+_OTHER = frozenset({"Unique"})  # there they are other operators than ONNX's
 _NAMES = {"ai.onnx": "", "": ""}
 _BY_NAME: dict[str, list[type[Op]]] = {}
 for _key, _cls in REGISTRY.items():
@@ -65,7 +64,8 @@ def runner_of(node: Node) -> Runner:
     cls = _operator(node)
     if cls is not None:
         return _operator_runner(node, cls)
-    name = node.op_type if node.domain in _CONTRIB else f"{node.domain}.{node.op_type}"
+    is_ours = node.domain in _CONTRIB and (node.is_standard or node.op_type not in _OTHER)
+    name = node.op_type if is_ours else f"{node.domain}.{node.op_type}"
     item = find(name, node.version if node.is_standard else NEWEST)
     if item is not None:
         return _table_runner(node, item)
@@ -73,6 +73,13 @@ def runner_of(node: Node) -> Runner:
         raise ArgumentError(f"not in opset {node.version}")
     domain = f"domain {cut(node.domain)!r}" if node.domain else "ONNX's own domain"
     raise ArgumentError(f"unknown operator {cut(node.op_type)} of {domain}")
+
+
+def is_known(node: Node) -> bool:
+    """Return True if something here runs the operator in the node's opset."""
+    if node.op_type == "Constant" or _operator(node) is not None:
+        return True
+    return node.domain in _CONTRIB and find(node.op_type, node.version) is not None
 
 
 def _operator(node: Node) -> type[Op] | None:
@@ -312,73 +319,8 @@ def _one_by_one(op: Op, results: Sequence[Any]) -> list[Any]:
     return [*rows, *single] if op.outputs[0].variadic else [*single, *rows]
 
 
-# ---- nodes by themselves -------------------------------------------------------------------------
-
-
-def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[Any, ...]:
-    """Run one node, an onnx.NodeProto, on arrays by position; its outputs come back.
-
-    Inputs that a node leaves out are None. What an operator updates is updated. version: that of
-    the opset of the node's domain; the newest without.
-    """
-    if not hasattr(node, "op_type"):
-        refuse("call", "node", "an onnx.NodeProto", shown(node))
-    if not isinstance(inputs, list | tuple):
-        refuse("call", "inputs", "a list of arrays", shown(inputs))
-    read = Node(
-        node.op_type,
-        "" if node.domain == "ai.onnx" else node.domain,
-        version,
-        tuple(node.input),
-        tuple(node.output),
-        {item.name: attribute_value(item) for item in node.attribute},
-        node.name,
-    )
-    if len(inputs) != len(read.inputs):
-        raise ArgumentError(f"{read.title}: expected {len(read.inputs)} inputs, got {len(inputs)}")
-    run = runner_of(read).make(_module(inputs))
-    try:
-        with np.errstate(all="ignore"):
-            results = run(list(inputs))
-    except (OpError, MemoryError):
-        raise
-    except Exception as error:
-        pass_on(error)
-        raise ArgumentError(f"{read.title}: {error}") from error
-    return tuple(results)[: len(read.outputs)]
-
-
-def _module(arrays: Sequence[Any]) -> Any:
-    """cupy if one of the arrays is CuPy's, else numpy."""
-    flat = [a for item in arrays for a in (item if isinstance(item, list) else [item])]
-    if any(type(array).__module__.partition(".")[0] == "cupy" for array in flat):
-        import cupy
-
-        return cupy
-    return np
-
-
 def each(function: Callable[[Any], Any], value: Any) -> Any:
-    """The value of an array, or of each in a sequence; None of an input that is left out."""
+    """The value of an array, or of each in a sequence; what is left out, or empty, stays so."""
     if isinstance(value, list):
         return [function(item) for item in value]
-    return None if value is None else function(value)
-
-
-def reference_ops() -> list[type]:
-    """A class of each operator of upstream's domain, for ReferenceEvaluator(new_ops=...)."""
-    has = onnx_package().defs.has
-    names = {name for domain, name, _ in REGISTRY if domain == "com.microsoft"}
-    names |= {name for name in TABLE if "." not in name and not has(name)}
-    return [_reference(name) for name in sorted(names)]
-
-
-def _reference(name: str) -> type:
-    from onnx.reference.op_run import OpRun
-
-    def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
-        del attributes  # of the node, which has them
-        results = call(self.onnx_node, [each(np.copy, x) for x in inputs])
-        return tuple(each(np.asarray, result) for result in results)
-
-    return type(name, (OpRun,), {"op_domain": "com.microsoft", "_run": run})
+    return value if value is None or value is EMPTY else function(value)

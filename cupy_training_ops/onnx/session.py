@@ -16,13 +16,25 @@ import numpy as np
 from ..declare.schema import integer
 from ..device.marks import NO_MARKS, Marks, Note, call_with_marks
 from ..dtypes import HostArray, dtype_name
-from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
+from ..errors import ArgumentError, DtypeError, cut, pass_on, refuse, shown
 from .activations import Activations, with_codes
-from .checks import LOSSES, Extents, Labels, check_divisors, check_types, with_gradient_checks
-from .graph import Value
+from .bodies import with_bodies
+from .checks import (
+    LOSSES,
+    Extents,
+    Labels,
+    check_divisors,
+    check_sequences,
+    check_types,
+    with_gradient_checks,
+)
+from .control import runner as control_runner
+from .graph import EMPTY, Value
 from .models import Source, read_model
 from .passes import TAKE_TF32, fuse_products, prepare, schedule
 from .program import Compiler, Program, coalesce, node_runners
+from .runner import each
+from .steps import run_step
 
 
 class Notes(NamedTuple):
@@ -49,6 +61,7 @@ class Session:
     backward part of a training graph reads of the forward part as codes.
     """
 
+    caller = "Session"  # in messages about what is fed
     _activations: Activations | None = None
 
     def __init__(
@@ -64,12 +77,13 @@ class Session:
         graph, self.model, problems = read_model(model)
         if not hasattr(xp, "ndarray"):
             refuse("Session", "xp", "numpy or cupy, the module", shown(xp))
-        graph = prepare(graph, problems, _check_seed(seed))
+        graph = prepare(with_bodies(graph, problems), problems, _check_seed(seed))
         if tf32:
             graph = graph.with_attributes(TAKE_TF32, allow_tf32=1)
-        runners = node_runners(graph, problems)
+        runners = node_runners(graph, problems, own=control_runner)
         first = graph
         check_types(graph, runners, problems, xp is np)
+        check_sequences(graph, problems)
         check_divisors(graph, problems)
         problems.refuse()
         graph = schedule(fuse_products(graph))
@@ -77,11 +91,12 @@ class Session:
             graph = graph.with_attributes(LOSSES, check=1)
         self.labels = Labels(graph)
         known = {id(first.nodes[i]): runner for i, runner in runners.items()}
-        runners = node_runners(graph, problems, known)
+        runners = node_runners(graph, problems, known, control_runner)
         if activations is not None:
             self._activations = Activations(activations)
             graph = with_codes(graph)
-            runners = node_runners(graph, problems, known, self._activations.runner)
+            own = self._activations.runner
+            runners = node_runners(graph, problems, known, lambda n: own(n) or control_runner(n))
         if xp is not np:
             runners = self.labels.runners(graph, runners)
         runners = with_gradient_checks(graph, runners)
@@ -170,7 +185,7 @@ class Session:
             if template:
                 values = template[0].copy()
                 placed = {name: self.on_place(name, value) for name, value in feeds.items()}
-                self.extents.check(placed)
+                self.extents.check(placed, self.caller)
                 for name, value in placed.items():
                     values[self.program.feeds[name][0]] = value
                 return values
@@ -207,8 +222,12 @@ class Session:
         if notes.begun is not None:
             notes.begun()
         self._run(values, notes.steps)
-        copied = self.program.copied
-        return {n: values[k].copy() if k in copied else values[k] for n, k in self.program.results}
+        return {name: self._result(values[k], k) for name, k in self.program.results}
+
+    def _result(self, value: Any, slot: int) -> Any:
+        if value is EMPTY:
+            return None
+        return value.copy() if slot in self.program.copied else value
 
     def _run(self, values: list[Any], marks: Mapping[int, Marks]) -> None:
         stash = self._activations.stash if self._activations else contextlib.nullcontext()
@@ -220,24 +239,7 @@ class Session:
                     self._run_step(step, values)
 
     def _run_step(self, step: Any, values: list[Any]) -> None:
-        run, inputs, outputs, dead, node, _ = step
-        try:
-            results = run(list(map(values.__getitem__, inputs)))
-        except MemoryError:
-            raise
-        except OpError as error:
-            pass_on(error)
-            raise type(error)(f"{node.title}: {error}") from None
-        except Exception as error:
-            pass_on(error)
-            raise ArgumentError(f"{node.title}: {error}") from error
-        for slot, result in zip(outputs, results, strict=False):
-            values[slot] = result
-        for k, slot in enumerate(outputs):
-            if values[slot] is None and slot not in dead:
-                raise ArgumentError(f"{node.title}: its output {k} is not computed here")
-        for slot in dead:
-            values[slot] = None
+        run_step(step, values)
 
     def _start_values(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The values before the first step."""
@@ -245,9 +247,9 @@ class Session:
         missing = sorted(known.keys() - feeds.keys())
         extra = sorted(map(str, feeds.keys() - known.keys()))
         if missing or extra:
-            refuse("Session", "feeds", cut(str(sorted(known))), _difference(missing, extra))
+            refuse(self.caller, "feeds", cut(str(sorted(known))), _difference(missing, extra))
         placed = {name: self.on_place(name, value) for name, value in feeds.items()}
-        self.extents.check(placed)
+        self.extents.check(placed, self.caller)
         for name, value in placed.items():
             values[known[name][0]] = value
         return values
@@ -255,11 +257,7 @@ class Session:
     def on_place(self, name: str, value: Any) -> Any:
         """A feed where the graph needs it, on host or device; refused if it does not fit."""
         arrays = self.as_fed(name, value)
-        if self.is_on_host(name):
-            return arrays
-        if isinstance(arrays, list):
-            return [self.xp.asarray(array) for array in arrays]
-        return self.xp.asarray(arrays)
+        return arrays if self.is_on_host(name) else each(self.xp.asarray, arrays)
 
     def is_on_host(self, name: str) -> bool:
         """Return True if the feed of this name is read on the host."""
@@ -271,8 +269,10 @@ class Session:
         An array of the device stays there if the host does not read it.
         """
         item, host = self._declared[name], self.is_on_host(name)
+        if item.is_optional and value is None:
+            return EMPTY
         if item.is_sequence and isinstance(value, list | tuple):
-            arrays: Any = [self._array(name, each, host) for each in value]
+            arrays: Any = [self._array(name, one, host) for one in value]
         else:
             arrays = self._array(name, value, host)
         self._check(item, arrays)
@@ -282,23 +282,31 @@ class Session:
         """Refuse a feed of another type or rank than the model declares."""
         if item.is_sequence != isinstance(value, list):
             got = "an array" if item.is_sequence else "a sequence"
-            refuse("Session", cut(item.name), "the other of array and sequence", got)
+            refuse(self.caller, cut(item.name), "the other of array and sequence", got)
         for array in value if item.is_sequence else (value,):
             if item.dtype is not None and array.dtype != item.dtype:
                 names = dtype_name(item.dtype), dtype_name(array.dtype)
-                raise DtypeError(f"Session: {cut(item.name)}: expected {names[0]}, got {names[1]}")
+                where = f"{self.caller}: {cut(item.name)}"
+                raise DtypeError(f"{where}: expected {names[0]}, got {names[1]}")
             if item.shape is not None and len(item.shape) != array.ndim:
                 expected = f"{len(item.shape)} dimensions"
-                refuse("Session", cut(item.name), expected, f"shape {array.shape}")
+                refuse(self.caller, cut(item.name), expected, f"shape {array.shape}")
 
     def _array(self, name: str, value: Any, host: bool) -> Any:
         if self.xp is np:
-            return _on_host(name, value)
+            return self._on_host(name, value)
         if not isinstance(value, self.xp.ndarray):
             if not hasattr(value, "__cuda_array_interface__"):
-                return _on_host(name, value)
+                return self._on_host(name, value)
             value = self.xp.asarray(value)
         return self.xp.asnumpy(value) if host else value
+
+    def _on_host(self, name: str, value: Any) -> HostArray:
+        try:
+            return np.asarray(value)
+        except ValueError as error:  # lists of several lengths
+            pass_on(error)
+            raise ArgumentError(f"{self.caller}: {cut(name)}: {error}") from None
 
 
 def _check_seed(seed: object) -> int | None:
@@ -306,14 +314,6 @@ def _check_seed(seed: object) -> int | None:
         return None if seed is None else integer(seed)
     except ArgumentError as error:
         raise ArgumentError(f"Session: seed: {error}") from None
-
-
-def _on_host(name: str, value: Any) -> HostArray:
-    try:
-        return np.asarray(value)
-    except ValueError as error:  # lists of several lengths
-        pass_on(error)
-        raise ArgumentError(f"Session: {cut(name)}: {error}") from None
 
 
 def _difference(missing: Sequence[str], extra: Sequence[str]) -> str:

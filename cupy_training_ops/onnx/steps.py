@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import ArgumentError, OpError, pass_on
 from .graph import Node, may_repeat_to
 from .runner import Run, Runner, has_lists
 
@@ -30,6 +31,28 @@ class Step(NamedTuple):
     dead: tuple[int, ...]
     node: Node
     runner: Runner | None = None  # None of a copy between host and device
+
+
+def run_step(step: Step, values: list[Any]) -> None:
+    """Compute a step's outputs, and free what no later step needs; errors name the node."""
+    run, inputs, outputs, dead, node, _ = step
+    try:
+        results = run(list(map(values.__getitem__, inputs)))
+    except MemoryError:
+        raise
+    except OpError as error:
+        pass_on(error)
+        raise type(error)(f"{node.title}: {error}") from None
+    except Exception as error:
+        pass_on(error)
+        raise ArgumentError(f"{node.title}: {error}") from error
+    for slot, result in zip(outputs, results, strict=False):
+        values[slot] = result
+    for k, slot in enumerate(outputs):
+        if values[slot] is None and slot not in dead:
+            raise ArgumentError(f"{node.title}: its output {k} is not computed here")
+    for slot in dead:
+        values[slot] = None
 
 
 def with_dead_slots(steps: Sequence[Step], lasting: set[int]) -> list[Step]:

@@ -73,11 +73,7 @@ def unpack(data: HostArray, dtype: Dtype, n: int) -> HostArray:
 
 def of_codes(codes: HostArray, dtype: Dtype) -> HostArray:
     """Elements by their bits, each the lowest ones of a byte."""
-    row = BY_DTYPE[dtype]
-    if not row.name.startswith("int"):
-        return codes.view(dtype)
-    sign = 1 << (row.n_bits - 1)
-    return ((codes.astype(np.int16) ^ sign) - sign).astype(np.int8).astype(dtype)
+    return codes.astype(dtype) if "int" in BY_DTYPE[dtype].name else codes.view(dtype)
 
 
 def convert(xp: Any, x: Any, dtype: Dtype, *, saturate: bool = True, round_mode: str = "up") -> Any:

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from ..codecs.atomic_file import write_together
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
 from ..device.marks import Marks
+from ..dtypes import Dtype, HostArray
 from ..errors import ArgumentError, cut, refuse, shown
-from .checkpoint import FILES, Checkpoint, read_checkpoint
+from .checkpoint import FILES, Checkpoint, Group, checkpoint_files, read_checkpoint
 from .checks import BUFFER, refuse_unsummed
 from .graph import Graph
 from .models import Source, model_outputs, part_of, write_part
@@ -72,13 +74,8 @@ class TrainingSession(Transactional):
         training, evaluation, optimizer = [paths[name] for name in FILES[:3]]
         checkpoint = read_checkpoint(paths["checkpoint"])
         models = training, *(path if path.exists() else None for path in (evaluation, optimizer))
-        options: dict[str, Any] = {
-            "seed": seed,
-            "activations": activations,
-            "tf32": tf32,
-            "graph": graph,
-        }
-        self._open(models, checkpoint, xp, **options)
+        ways = {"activations": activations, "tf32": tf32, "graph": graph}
+        self._open(models, checkpoint, xp, seed=seed, **ways)
 
     @classmethod
     def from_model(
@@ -124,13 +121,8 @@ class TrainingSession(Transactional):
             **numbers,
         )
         session = cls.__new__(cls)
-        options: dict[str, Any] = {
-            "seed": seed,
-            "activations": activations,
-            "tf32": tf32,
-            "graph": graph,
-        }
-        session._open(made[:3], made.checkpoint, xp, **options)
+        ways = {"activations": activations, "tf32": tf32, "graph": graph}
+        session._open(made[:3], made.checkpoint, xp, seed=seed, **ways)
         return session
 
     def _open(
@@ -140,9 +132,9 @@ class TrainingSession(Transactional):
         xp: Any,
         *,
         seed: int | None,
-        activations: str | None,
-        tf32: bool,
-        graph: bool,
+        activations: Any,
+        tf32: Any,
+        graph: Any,
     ) -> None:
         """Open the models of training, evaluation and the optimizer, of which the last two may be
         None."""
@@ -161,6 +153,7 @@ class TrainingSession(Transactional):
         if self._eval is not None:
             self._eval.extents.names_hold = True
             self._eval.share(self._training)
+            self._eval.caller = "TrainingSession: eval"
         self._parts: dict[tuple[str, ...], Session] = {}
         self.outputs: Arrays = {}  # of the last forward pass, by name
         self._run_training, self._run_optimizer = self._runs(graph)
@@ -223,20 +216,23 @@ class TrainingSession(Transactional):
             self._refuse("optimizer_model.onnx", f"inputs among {sorted(OPTIMIZER_INPUTS)}", extra)
         known = {n: m for group in checkpoint.groups for n, m in group.moments.items()}
         read = {name for node in optimizer.graph.nodes for name in node.inputs}
+        dtypes = {item.name: item.dtype for item in optimizer.graph.inputs}
         for i, kind in enumerate(m for m in MOMENTS if m in optimizer.inputs):
             names = self._trained if kind in read else ()  # SGD has moments that it does not use
-            self._moments[kind] = {n: self._moment(known, n, i) for n in names}
+            self._moments[kind] = {n: self._moment(known, n, i, dtypes[kind]) for n in names}
         if checkpoint.groups:
             group = checkpoint.groups[0]
             self._point, self._lr = Point(group.step), group.initial_lr
 
-    def _moment(self, known: Mapping[str, Arrays], name: str, i: int) -> Any:
+    def _moment(self, known: Mapping[str, Arrays], name: str, i: int, dtype: Dtype | None) -> Any:
         parameter = self._parameters[name]
+        dtype = dtype or parameter.dtype
         moment = known.get(name, {}).get(f"momentum{i}")
         if moment is None:
-            return self.xp.zeros_like(parameter)
-        if moment.shape != parameter.shape:
-            self._refuse("checkpoint", f"shape {parameter.shape}", f"momentum{i} {moment.shape}")
+            return self.xp.zeros_like(parameter, dtype)
+        if moment.shape != parameter.shape or moment.dtype != dtype:
+            expected = f"momentum{i} of {cut(name)!r} of {dtype} and shape {parameter.shape}"
+            self._refuse("checkpoint", expected, f"{moment.dtype} and shape {moment.shape}")
         return self.xp.asarray(moment)
 
     def _refuse(self, what: str, expected: str, got: object) -> None:
@@ -268,6 +264,15 @@ class TrainingSession(Transactional):
     def evaluates(self) -> bool:
         """True if there is an eval model."""
         return self._eval is not None
+
+    def __repr__(self) -> str:
+        n = sum(array.size for array in self._parameters.values())
+        nodes = self._optimizer.graph.nodes if self._optimizer else ()
+        name = repr(nodes[-1].op_type) if nodes else None
+        return (
+            f"TrainingSession(inputs={self._user}, parameters={n}, optimizer={name}, "
+            f"step_count={self.step_count})"
+        )
 
     @property
     def lr(self) -> float:
@@ -320,6 +325,7 @@ class TrainingSession(Transactional):
         Notes change `_point` with writes: before the first of all, the step is under way; with the
         first write into a buffer of gradients, gradients of batches before are lost (is_reset).
         """
+        self._training.caller = f"TrainingSession: {call}"
         feeds = self._by_name(call, self._user, inputs, named)
         feeds[RESET] = np.array([self._point.is_reset])
         begun = self._point._replace(is_begun=True)
@@ -393,6 +399,7 @@ class TrainingSession(Transactional):
             session = Session(part, self.xp)
             session.extents.names_hold = True
             session.share(self._training)
+            session.caller = self._eval.caller
             self._parts[inputs] = session
         return self._parts[inputs]
 
@@ -443,6 +450,36 @@ class TrainingSession(Transactional):
         self._lr = numbers["lr"]
         self._point = Point(numbers["step"], numbers["is_reset"])
 
+    @exclusive
+    def save_checkpoint(self, file: StrPath, *, sync: bool = True) -> None:
+        """Write ONNX Runtime's checkpoint: parameters, moments, step, learning rate, properties.
+
+        With the models of the folder it goes on there, by `CheckpointState.load_checkpoint`, and
+        here, as the folder's file `checkpoint`. Gradients since the last `apply` and states of
+        random numbers are not in it, as `save` has them. Arrays of more than 1 GiB go into a file
+        beside it, with `.data` at its name's end. sync: as of `save`.
+        """
+        if not isinstance(file, str | os.PathLike):
+            self._refuse("save_checkpoint: file", "the path of a file", shown(file))
+        host = {n: self._on_host(a) for n, a in self._parameters.items()}
+        trained = {n: host.pop(n) for n in self._trained}
+        groups: tuple[Group, ...] = ()
+        if self._optimizer is not None:
+            kinds = [self._moments[kind] for kind in MOMENTS if kind in self._moments]
+            moments = {
+                n: {f"momentum{i}": self._on_host(m[n]) for i, m in enumerate(kinds) if n in m}
+                or {"momentum0": np.zeros_like(trained[n])}  # upstream asks SGD for them, too
+                for n in self._trained
+            }
+            groups = (Group("group0", self.step_count, self._lr, moments),)
+        path = Path(file)
+        checkpoint = Checkpoint(trained, host, groups, self.properties)
+        write_together(checkpoint_files(checkpoint, path), sync)
+
+    def _on_host(self, array: Any) -> HostArray:
+        on_host: HostArray = array if self.xp is np else self.xp.asnumpy(array)
+        return on_host
+
     def _state_arrays(self) -> dict[str, Any]:
         """All arrays that steps change, or that they depend on."""
         arrays = {f"parameter/{n}": a for n, a in self._parameters.items()}
@@ -467,9 +504,7 @@ class TrainingSession(Transactional):
         if self._eval is None:
             raise ArgumentError("TrainingSession: there is no eval_model.onnx")
         arrays = {**self._parameters, **self._training.states}
-        on_host = {
-            n: np.asarray(a) if self.xp is np else self.xp.asnumpy(a) for n, a in arrays.items()
-        }
+        on_host = {n: self._on_host(a) for n, a in arrays.items()}
         write_part(self._eval.graph, self._eval.model, on_host, outputs, Path(file), sync)
 
 

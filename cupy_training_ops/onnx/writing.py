@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..dtypes import Dtype, HostArray
+from ..errors import pass_on
 from .graph import Graph, Node, Value
-from .models import onnx_package
+from .models import MOST_ELEMENTS, onnx_package, value_of
 
 IR_VERSION = 9  # that onnxruntime-training 1.19.2 reads
 OTHER_OPSET = 1  # of domains beside ONNX's own
@@ -33,6 +35,24 @@ def model_of(graph: Graph, name: str) -> Any:
     return helper.make_model(
         proto, opset_imports=opsets, ir_version=IR_VERSION, producer_name="cupy-training-ops"
     )
+
+
+def with_inferred(graph: Graph) -> Graph:
+    """The graph with the types and shapes that ONNX infers for its values."""
+    onnx = onnx_package()
+    large = {n: a for n, a in graph.constants.items() if a.size > MOST_ELEMENTS}
+    inputs = (*graph.inputs, *(Value(n, a.dtype, a.shape) for n, a in large.items()))
+    small = {n: a for n, a in graph.constants.items() if n not in large}
+    proto = model_of(replace(graph, inputs=inputs, constants=small), "inferred")
+    try:
+        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception as error:  # of ONNX's C++ code; rules refuse what they have to know
+        pass_on(error)
+        return graph
+    values = [value_of(item) for item in proto.graph.value_info]
+    types = {v.name: v.dtype for v in values if v.dtype and v.is_array}
+    shapes = {v.name: v.shape for v in values if v.shape is not None}
+    return replace(graph, types={**types, **graph.types}, shapes={**shapes, **graph.shapes})
 
 
 def _node(helper: Any, node: Node) -> Any:

@@ -16,8 +16,8 @@ from ..call.arguments import adopt
 from ..call.backends import are_known, info, to_host
 from ..call.bound import CheckedCall, OpenCall, opened
 from ..call.checks import is_number
-from ..call.interop import Lent, are_native, is_tensor, refuse_unwritable
-from ..call.keys import Known, reader
+from ..call.interop import ForeignArrays, are_native, is_tensor, refuse_unwritable
+from ..call.keys import SameArrays, reader
 from ..call.op import Op
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import Input, positive_or_zero
@@ -65,7 +65,7 @@ def plain(value: Any) -> Any:
 class Step(NamedTuple):
     """A step of certain gradients, which may come again."""
 
-    known: Known | None  # None where none of them can be known again
+    known: SameArrays | None  # None where none of them can be known again
     variant: object
     norm: CheckedCall | None  # of gradients whose parameters have several counts
     updates: Sequence[CheckedCall]
@@ -94,9 +94,9 @@ def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:
     return {name: given[_AT[name]] for name in call.changing}
 
 
-def known_of(backend: Backend, given: Arrays) -> Known | None:
+def known_of(backend: Backend, given: Arrays) -> SameArrays | None:
     """A record of the gradients, which the next step's are compared with."""
-    return Known.of(backend, _DECLARED, _READERS, given, by_memory=True)
+    return SameArrays.of(backend, _DECLARED, _READERS, given, by_memory=True)
 
 
 _MADE_ANEW = (  # by `__setstate__` and `_place`
@@ -318,7 +318,7 @@ class Optimizer:
         if step is not None and step.over_tensors:
             step.launch(given, self._whole)
             return
-        with Lent(EVERY, (*given, self.parameters), ()).stream():
+        with ForeignArrays(EVERY, (*given, self.parameters), ()).stream():
             step = self._new_step(given)
             if step is not None:
                 step.launch(given, self._whole)

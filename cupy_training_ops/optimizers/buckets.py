@@ -11,7 +11,7 @@ import numpy as np
 from ..backend import ArrayInfo, Info
 from ..call.arguments import adopt
 from ..call.backends import info
-from ..call.interop import Lent, refuse_unwritable
+from ..call.interop import ForeignArrays, refuse_unwritable
 from ..call.overlap import Overlap, Written
 from ..device.streams import Cuda, Streams
 from ..errors import ArgumentError, GroupError, refuse, shown
@@ -195,7 +195,7 @@ class GradientBuckets:
         sent.overlap.refuse(addresses)
         if sent.calls is not None:
             stream = infos[-1][0].stream_address(self._device)
-            sent.calls.at(addresses, self._streams.behind(stream))
+            sent.calls.at(addresses, self._streams.side_after(stream))
         return True
 
     def _send_anew(self, present: dict[int, tuple[Any, Info]], given: list[Any]) -> None:
@@ -206,9 +206,9 @@ class GradientBuckets:
             adopt_without_waiting(NAME, f"gradients[{place}]", present[place][0])
             for place in places
         ]
-        with Lent(_GRADIENTS, (given,), ()).stream():
+        with ForeignArrays(_GRADIENTS, (given,), ()).stream():
             streams.fork()
-            streams.beside(lambda: operator(arrays))
+            streams.on_side(lambda: operator(arrays))
         if self._is_on_gpu:
             specs = [ArrayInfo.of(own).spec for _, own in present.values()]
             names = [f"gradients[{place}]" for place in places]
@@ -218,7 +218,7 @@ class GradientBuckets:
             self._sent[(*places, *[spec.dtype for spec in specs])] = _Sent(calls, overlap)
 
     def _join(self, gradient: Any) -> None:
-        with Lent(_GRADIENTS, ([gradient],), ()).stream():
+        with ForeignArrays(_GRADIENTS, ([gradient],), ()).stream():
             self._streams.join(self._streams.current(), self._streams.mark())
 
     def _operator(self, places: Places) -> Any:

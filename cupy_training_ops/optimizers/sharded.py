@@ -14,8 +14,8 @@ import numpy as np
 from ..call.backends import info
 from ..call.bound import CheckedCall
 from ..call.checks import is_number
-from ..call.interop import Lent, is_tensor
-from ..call.keys import Known
+from ..call.interop import ForeignArrays, is_tensor
+from ..call.keys import SameArrays
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import Shape, finite
 from ..device.streams import Cuda, Streams
@@ -141,7 +141,7 @@ def slice_of(array: Any, start: int, stop: int) -> Any:
 class Cut(NamedTuple):
     """This rank's parts of gradients that may come again, and the updates by them."""
 
-    known: Known | None  # None where none of them can be known again
+    known: SameArrays | None  # None if arrays have no keys
     places: Places
     parts: list[Any]
     updates: Updates
@@ -278,7 +278,10 @@ class AdamW(adam.AdamW):
         self.group.require_open("AdamW")
         if type(gradients) not in (list, tuple, Means):
             gradients = self._as_tuple(gradients)
-        with self._whole.lock, Lent(EVERY, (gradients, *numbers, self.parameters), ()).stream():
+        with (
+            self._whole.lock,
+            ForeignArrays(EVERY, (gradients, *numbers, self.parameters), ()).stream(),
+        ):
             self._whole.refuse_torn()
             if not self._watched.are_same():
                 self._adopt_again()
@@ -321,7 +324,7 @@ class AdamW(adam.AdamW):
                 call(**numbers_of(call, (None, *numbers)))
             weights = [self._weights[i] for i in places] + self._copies_of(places)[1]
             streams.fork()
-            streams.beside(partial(gather, weights))
+            streams.on_side(partial(gather, weights))
         streams.join(streams.current(), streams.mark())
         self._whole.is_torn = False
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's front door: operators, functions, modules, optimizers, and compressed activations.
+"""For PyTorch: operators, functions, modules, optimizers, and compressed activations.
 
-Imported where it is asked for, each part of it too.
+This module and its parts are imported on first use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from ..tracing import leave_alone
 from .activations import CompressedActivations, compressed_activations
 
-# Compiled code calls these, and looks into them.
+# torch.compile traces only these.
 leave_alone(__name__, __path__, apart={"conversion", "functional", "nn", "ops"})
 
 _MODULES = ("functional", "nn", "ops")

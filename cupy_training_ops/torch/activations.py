@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Saved-tensor hooks that keep activations as codes from the forward pass to the backward pass.
+"""Saved-tensor hooks that store activations as codes from the forward pass to the backward pass.
 
-A hook's time is the host's: what is known of tensors that are alike is computed once (`saved`),
-and a codec is a launch over addresses (`coding`).
+Hooks cost time on the host: what tensors alike have in common is computed once (`saved`), and a
+codec is one launch over addresses (`coding`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..errors import ProviderError
 from .coding import ALIGNED, Stream, current_stream
 from .error_checks import ErrorChecks, empty_numbers, is_captured
 from .modes import (
+    ExposedMemory,
     Hook,
-    LentMemory,
     ThreadMode,
     is_compiled,
     is_trusted,
@@ -55,58 +55,60 @@ from .saved import (
     Statistics,
     Untouched,
     forms_of,
-    leave,
     new_form,
     new_kind,
-    take_back,
+    restore,
+    store_untouched,
 )
 
 STRIDED = torch.strided
-# Decoded tensors that later uses are to find: an activation that a shortcut reads, too, is read
-# again after those of the way beside it.
+# Decoded tensors cached for later uses: a residual connection reads an activation again after the
+# branch beside it.
 MOST_DECODED = 2
-NOTEWORTHY = 1 << 20  # bytes; where less was saved nobody is warned that it was not compressed
+NOTEWORTHY = 1 << 20  # bytes; less is no reason to warn that it was not compressed
 
-# Those that share an entry have it under their own forms.
+# A tensor that shares an entry has its own form.
 Saved: TypeAlias = Entry | tuple[Entry, Form] | Untouched
-# The newest step under each policy: one who makes a context for every step goes on where the last
-# one was, else the host would wait for the device within all of them.
+# The newest step under each policy: a new context continues from it, so that a loop that makes one
+# for each step does not wait for the device in each.
 _steps: MutableMapping[TorchPolicy, Step] = weakref.WeakKeyDictionary()
 
 
 class Statement:
-    """One `with` of a thread: what there was before, and the hook by which it is known."""
+    """One `with` statement of a thread: its hook, and the mode's state before."""
 
     def __init__(self, pack: Hook, n_modes: int, sees_all: bool) -> None:
         self.pack, self.n_modes, self.sees_all = pack, n_modes, sees_all
 
 
 class ThreadStatements(threading.local):
-    """The statements that a thread is in, the innermost last."""
+    """A thread's open `with` statements, the innermost last."""
 
     def __init__(self) -> None:
         self.statements: list[Statement] = []
 
 
 class CompressedActivations:
-    """A context in which what autograd saves is kept as codes; see `compressed_activations`."""
+    """A context in which autograd saves codes; see `compressed_activations`."""
 
     def __init__(self, policy: object, check: bool = False) -> None:
         self._argument, self._policy, self._check = policy, policy_of(policy), check
         self._forms = forms_of(self._policy)
         self._statistics = Statistics()
-        self._lent: LentMemory = {}
-        self._thread = ThreadMode(self._lent)
+        self._exposed: ExposedMemory = {}
+        self._thread = ThreadMode(self._exposed)
         self._entered = ThreadStatements()
-        # By address and size, as numbers, which the garbage collector does not count.
+        # By address + size: the garbage collector counts tuples, not integers.
         self._known: dict[int, weakref.ref[Entry]] = {}
-        self._decoded: deque[weakref.ref[Entry]] = deque()  # with decoded tensors, the newest last
+        self._decoded: deque[weakref.ref[Entry]] = (
+            deque()
+        )  # that have decoded tensors, the newest last
         self._lengths = PendingLengths()
         self._checks = ErrorChecks(_steps.get(self._policy))
         self._has_warned = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy, as of a model that has one, has the same policy, and begins anew."""
+        """Copy the policy only: a copied model gets a new context."""
         return type(self), (self._argument, self._check)
 
     def __enter__(self) -> CompressedActivations:
@@ -142,7 +144,7 @@ class CompressedActivations:
             self._warn_of_little()
 
     def _leave(self, statement: Statement) -> None:
-        """Undo a statement, or what there is of it: it may be done twice."""
+        """Undo a statement, also a half-done one; may be called twice."""
         take_off_hooks(statement.pack)
         mode = self._thread.mode
         if n_modes(mode) > statement.n_modes:
@@ -155,15 +157,15 @@ class CompressedActivations:
             self._entered.statements.pop()
 
     def report(self) -> dict[str, object]:
-        """Counts and bytes since this object was made.
+        """Return counts and bytes since this object was created.
 
-        `tensors` were encoded, from `before` to `after` bytes; `shared` were saved once more while
-        their codes were there. `peak` is the most bytes of codes at a time, `held` those that are
-        there now, `window` the most bytes of originals that waited for a decision. `names` is the
-        same by what made them, `consumers` by what saved them, each with the codec; `passed` the
-        bytes of tensors that were left as they are, by the reason, and `untouched` those that were
-        left for what saved them, by its name. `failed` counts tensors whose codes would not have
-        been good enough, by what saved them and the test; `failed_later` those of captured steps.
+        `tensors` were encoded, from `before` to `after` bytes; `shared` reused existing codes.
+        `held` are the bytes of codes now, `peak` their maximum, `window` the maximum of undecided
+        originals. `names` has these by the node that computed the tensors, `consumers` by the
+        function that saved them, each with the codec. `passed` are bytes that were not compressed,
+        by reason, `untouched` those that their consumer needs exactly, by its name. `failed` counts
+        tensors whose codes failed a check, by consumer and test; `failed_later` those of captured
+        steps.
         """
         self._lengths.trim_all()
         self._checks.pending.finish_all()
@@ -178,7 +180,7 @@ class CompressedActivations:
     def pack(self, x: Tensor) -> Saved:
         """Save an activation: as codes, or the tensor itself."""
         call = self._thread.mode.call
-        if call is None and is_mode_enabled():  # in a custom function: the mode sees what is asked
+        if call is None and is_mode_enabled():  # in a custom Function: do not call the mode below
             with torch._C.DisableTorchFunction():
                 return self.pack(x)
         if x.layout is not STRIDED or x.is_nested:
@@ -198,7 +200,7 @@ class CompressedActivations:
             return self._pass(x, "small", nbytes)
         if x.is_neg():
             return self._pass(x, "layout", nbytes)
-        # Nodes are objects that live as long as the graph: none is made before it is needed.
+        # Each access of grad_fn makes an object that lives as long as the graph.
         source = node = x.grad_fn
         if type(node) in SAME_NODES:
             source = source_of(node)
@@ -216,57 +218,57 @@ class CompressedActivations:
         return self._hold(x, kind, source)
 
     def unpack(self, saved: Any) -> Tensor:
-        """Return what gradients are computed from, of what `pack` returned."""
+        """Return the tensor, or its decoded codes, of what `pack` returned."""
         if type(saved) is Entry:
             entry, form = saved, saved.form
         else:
             entry, form = saved
             if type(entry) is not Entry:  # a tensor, and its version
-                return entry if entry._version == form else take_back(saved)
+                return entry if entry._version == form else restore(saved)
         if entry.pending:
             self._checks.pending.finish(entry)
         if entry.original is not None:
-            return _view_as(take_back(entry.original), form)
+            return _view_as(restore(entry.original), form)
         stream = current_stream(form.index)
         entry.left -= 1
         decoded = entry.decoded if stream is entry.stream else None
-        if decoded is None or decoded._version != entry.decoded_version:  # who had it wrote into it
+        if decoded is None or decoded._version != entry.decoded_version:  # it was written
             decoded = self._decode(entry, form, stream)
         else:
             decoded = _view_as(decoded, form)
-        if entry.left <= 0:  # the last use; another backward begins anew
+        if entry.left <= 0:  # the last use, unless the graph is retained
             entry.left, entry.decoded = entry.uses, None
         return decoded
 
-    # ---- parts of them ---------------------------------------------------------------------------
+    # ---- parts of the hooks ----------------------------------------------------------------------
 
     def _pass(self, x: Tensor, reason: str, nbytes: int) -> Untouched:
         self._statistics.add_untouched(reason, nbytes)
-        return leave(x)
+        return store_untouched(x)
 
     def _reason_of_odd(self, x: Tensor) -> str:
-        """Return why a sparse or nested tensor passes."""
+        """Return why a sparse or nested tensor is not compressed."""
         if x.is_leaf and (x.requires_grad or not self._is_mask(x)):
             return _reason_of_leaf(x, SMALL)
         return "layout" if type(x) is Tensor else "subclass"
 
     def _is_mask(self, x: Tensor) -> bool:
-        """Return True if a leaf is compressed: bools, whoever made them."""
+        """Return True if a leaf may be compressed: a tensor of bools."""
         return x.dtype is torch.bool and self._policy.by_consumer
 
     def _hold(self, x: Tensor, kind: Kind, source: Any) -> Saved:
-        """Hold a tensor, of which there may be an entry already."""
-        form, storage, lends = kind.form, x.untyped_storage(), self._lent
-        stream = current_stream(form.index)  # codes of another stream may not be there yet
+        """Store a tensor in a new entry, or share the entry that has its bits."""
+        form, storage, exposures = kind.form, x.untyped_storage(), self._exposed
+        stream = current_stream(form.index)  # codes on another stream may not be ready
         history = None if source is None else source._sequence_nr()
-        lent_at = lends.get(weakref.ref(storage)) if lends else None
+        exposed_at = exposures.get(weakref.ref(storage)) if exposures else None
         sees_all, place = self._thread.mode.sees_all, x.data_ptr() + form.size
         known = self._known.get(place) if sees_all else None
         before = known() if known else None
-        if before and before.is_same(storage, x._version, form, stream, history, lent_at):
+        if before and before.is_same(storage, x._version, form, stream, history, exposed_at):
             self._share(before, x, kind)
             return before, form
-        entry = Entry(storage, x._version, kind, stream, history, lent_at, self._statistics)
+        entry = Entry(storage, x._version, kind, stream, history, exposed_at, self._statistics)
         self._fill(entry, x, kind)
         if sees_all:
             if len(self._known) >= MANY:
@@ -275,7 +277,7 @@ class CompressedActivations:
         return entry
 
     def _share(self, entry: Entry, x: Tensor, kind: Kind) -> None:
-        """Let one more consumer have the entry, and more of it where it needs more."""
+        """Add a consumer to an entry; stores more bits or measures again if it needs that."""
         if kind.rank > entry.rank:
             self._fill(entry, x, kind)
         elif kind.measure and not self._checks.covers(entry, kind):
@@ -285,20 +287,22 @@ class CompressedActivations:
             self._checks.remember_product(entry)
 
     def _fill(self, entry: Entry, x: Tensor, kind: Kind) -> None:
-        """Give an entry what a consumer needs: codes, or the tensor itself."""
+        """Store in an entry what a consumer needs: codes, or the tensor itself."""
         if kind.is_exact:
-            entry.hold_whole(leave(x), kind.reason, kind.use.consumer)
+            entry.store_whole(store_untouched(x), kind.reason, kind.use.consumer)
         elif kind.measure and self._checks.rejects(entry, kind, captured := is_captured(kind)):
-            entry.hold_whole(leave(x), "guard", kind.use.consumer)
+            entry.store_whole(store_untouched(x), "guard", kind.use.consumer)
         else:
             self._encode(entry, x, kind, bool(kind.measure) and captured)
             if kind.use.need == LINEAR:
                 self._checks.remember_product(entry)
 
     def _encode(self, entry: Entry, x: Tensor, kind: Kind, captured: bool) -> None:
-        """Make the codes, and measure them where they are guarded."""
+        """Encode, and measure the codes if the kind has a check."""
         prepared, stream, address = kind.coding, entry.stream, x.data_ptr()
-        if prepared.leaves_room or entry.code is not None:  # replaced codes have a length, too
+        if (
+            prepared.leaves_room or entry.code is not None
+        ):  # those to be replaced may have a length pending
             self._lengths.trim(stream)
         code, measure, numbers = kind.empty(), kind.measure, None
         encode = prepared.encode_unaligned if address % ALIGNED else prepared.encode
@@ -307,10 +311,10 @@ class CompressedActivations:
             encode((address, code.data_ptr(), numbers.data_ptr()), stream)
         else:
             encode((address, code.data_ptr()), stream)
-        if entry.code is None or kind.rank >= entry.rank:  # else it was made to be measured
-            entry.hold_codes(kind, code)
+        if entry.code is None or kind.rank >= entry.rank:  # else the codes were only measured
+            entry.store_codes(kind, code)
         if measure:
-            self._checks.add(entry, x, kind, numbers, None if captured else leave(x))
+            self._checks.add(entry, x, kind, numbers, None if captured else store_untouched(x))
         if prepared.leaves_room:
             length = copy_to_host(code[:8].view(torch.int64), kind.index)
             self._lengths.add(stream, entry, partial(self._statistics.shorten_codes, kind), *length)
@@ -318,7 +322,7 @@ class CompressedActivations:
     def _decode(self, entry: Entry, form: Form, stream: Stream) -> Tensor:
         """Decode a tensor on the current stream."""
         if stream is not entry.stream:
-            _follow(entry)
+            _wait_for_codes(entry)
         assert form.empty is not None
         x = form.empty()
         entry.kind.coding.decode((entry.code.data_ptr(), x.data_ptr()), stream)
@@ -327,7 +331,7 @@ class CompressedActivations:
         return x
 
     def _cache(self, entry: Entry, x: Tensor) -> None:
-        """Keep a decoded tensor for its next use, and no more than a few of them."""
+        """Cache a decoded tensor for its next use; drops the oldest."""
         others = [other for other in self._decoded if _has_decoded(other())]
         for other in others[: len(others) + 1 - MOST_DECODED]:
             if (oldest := other()) is not None:
@@ -336,7 +340,7 @@ class CompressedActivations:
         self._decoded = deque([*others, weakref.ref(entry)], MOST_DECODED)
 
     def _warn_of_little(self) -> None:
-        """Say once where less than a tenth was compressed."""
+        """Warn once if less than a tenth was compressed."""
         before, left = self._statistics.coded_and_left()
         if self._has_warned or 9 * before >= left or left < NOTEWORTHY:
             return
@@ -352,7 +356,7 @@ class CompressedActivations:
 def compressed_activations(
     policy: object = "default", *, check: bool = False
 ) -> CompressedActivations:
-    """A context for the forward pass: what autograd saves in it is kept as codes.
+    """A context for the forward pass, in which autograd saves activations as codes.
 
         activations = cto.torch.compressed_activations("default")
         with activations:
@@ -363,11 +367,11 @@ def compressed_activations(
     does not know; `wide`, with more of it in fewer bits; `lossless`; `plain_msfp15` and `small`,
     which compress whatever is saved, safe or not; or a function of the name of the operation that
     made a tensor (`ReluBackward0`), its dtype's name, shape and need (`value`, and `mask` of bools)
-    that gives a codec's name, or None for a tensor that stays as it is. A parameter `consumer` of
-    it is given the name of the torch function that saves the tensor, empty where it is not known.
+    that returns a codec's name, or None. If it has a parameter `consumer`, that is the name of the
+    torch function that saves the tensor, "" if unknown.
     One object may be entered again and again, and by several threads; `report()` says what it did.
-    check: hold every tensor and a copy of it, and refuse in the backward pass one that was written
-    without PyTorch's knowing, for whose sharing nobody answers. It is for tests.
+    check: for tests: keep every tensor and a copy, and refuse in the backward pass one that was
+    written without a change of its version.
 
     Parameters, their views and casts, leaves, log-probabilities, statistics of normalisation and
     attention, integers, small tensors and memory with gaps pass untouched, and an error says where
@@ -378,7 +382,7 @@ def compressed_activations(
 
 
 def _view_as(x: Tensor, form: Form) -> Tensor:
-    """View the same memory in a form."""
+    """View memory in a form's shape and strides."""
     if x.shape == form.shape and x.stride() == form.strides:
         return x
     return x.as_strided(form.shape, form.strides)
@@ -389,30 +393,27 @@ def _has_decoded(entry: Entry | None) -> bool:
 
 
 def _reason_of_leaf(x: Tensor, nbytes: int) -> str:
-    """Return why a leaf passes: it is a parameter, or it is nobody's result."""
+    """Return why a leaf is not compressed."""
     if x.requires_grad or (type(x) is not Tensor and isinstance(x, torch.nn.Parameter)):
         return "parameter"
     return "leaf" if nbytes >= SMALL else "small"
 
 
-def _follow(entry: Entry) -> None:
-    """Let the current stream wait for the one that codes were made on, and hold their memory."""
+def _wait_for_codes(entry: Entry) -> None:
+    """Let the current stream wait for the codes' stream, and keep their memory from reuse."""
     with torch.cuda.device(entry.kind.form.device):
         address = entry.stream.ptr
-        made_on = torch.cuda.ExternalStream(address) if address else torch.cuda.default_stream()
+        source = torch.cuda.ExternalStream(address) if address else torch.cuda.default_stream()
         current = torch.cuda.current_stream()
-        current.wait_event(made_on.record_event())
+        current.wait_event(source.record_event())
         entry.code.record_stream(current)
 
 
-# ---- checking mode: writes that PyTorch does not know of -----------------------------------------
+# ---- checking mode: writes without a version change ----------------------------------------------
 
 
 class Checked(NamedTuple):
-    """In checking mode: what a hook saved, the tensor, and a copy.
-
-    Those that share codes share the copy, which is flat: it is of what the first of them saved.
-    """
+    """In checking mode: what a hook saved, the tensor, and a copy, flat if an entry shares it."""
 
     saved: Any
     original: Tensor
@@ -421,11 +422,11 @@ class Checked(NamedTuple):
 
 
 def pack_checked(pack: Hook, x: Tensor) -> Any:
-    """Save a tensor by a hook, and hold it and a copy beside."""
+    """Save a tensor by a hook, with the tensor and a copy."""
     saved = pack(x)
     is_plain = type(x) in (Tensor, torch.nn.Parameter) and not x.is_nested
     is_plain = is_plain and x.layout is torch.strided
-    if not is_plain or x.is_neg() or x.is_conj():  # others have no bits of their own
+    if not is_plain or x.is_neg() or x.is_conj():  # others have no memory of these values
         return saved
     with torch._C.DisableTorchFunction():
         original, entry = x.detach(), saved if type(saved) is Entry else saved[0]
@@ -437,7 +438,7 @@ def pack_checked(pack: Hook, x: Tensor) -> Any:
 
 
 def unpack_checked(unpack: Hook, saved: Any) -> Any:
-    """Give back what was saved; RuntimeError where the tensor was written unseen."""
+    """Unpack what was saved; RuntimeError if the tensor was written without a version change."""
     if type(saved) is not Checked:
         return unpack(saved)
     x, version, copy = saved.original, saved.version, saved.copy
@@ -451,6 +452,6 @@ def unpack_checked(unpack: Hook, saved: Any) -> Any:
 
 
 def _same_bits(x: Tensor, y: Tensor) -> bool:
-    """Return True if two tensors are equal, also where they are not equal to themselves."""
+    """Return True if two tensors have equal bytes, also NaNs."""
     now, then = (each.contiguous().reshape(-1).view(torch.uint8) for each in (x, y))
     return bool(torch.equal(now, then))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of PyTorch's parameters that become means over ranks within the backward pass."""
+"""Gradients of PyTorch's parameters, averaged over ranks during the backward pass."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class GradientBuckets:
     """`cupy_training_ops.GradientBuckets` whose gradients come from autograd.
 
     After `loss.backward()` and `wait()` the `grad` of each parameter is the mean over the group's
-    ranks, with an optimizer (`cto.AdamW(parameters, group=group)`) of this rank's parts alone:
+    ranks; with an optimizer (`cto.AdamW(parameters, group=group)`) only of this rank's parts:
     `optimizer.step(buckets.wait())`. parameters: those that require gradients, the same on all
-    ranks, with contiguous gradients. Within `paused()` gradients are left to add up.
+    ranks, with contiguous gradients. Within `paused()` gradients accumulate locally.
 
-    As everywhere, CuPy's current device is that of the tensors. Other arguments: as there.
+    CuPy's current device has to be that of the tensors. Other arguments: as there.
     """
 
     def __init__(
@@ -35,20 +35,20 @@ class GradientBuckets:
         self._parameters = list(parameters)
         self._buckets = Buckets(self._parameters, group, megabytes=megabytes, optimizer=optimizer)
         self._places = {id(p): i for i, p in enumerate(self._parameters)}
-        self._came: list[Any] = []  # parameters whose gradients nobody has looked at yet
+        self._came: list[Any] = []  # parameters whose gradients are ready but not handed on
         self._is_paused = False
         self._hooks: list[Any] = []
         self._lasts = self._buckets.lasts()
         self._register(self._lasts)
 
     def wait(self) -> list[Any]:
-        """The parameters' gradients, None where the backward pass found none."""
-        self._take()
-        found, lasts = self._buckets.wait(), self._buckets.lasts()
+        """Return the parameters' gradients, None for those without one."""
+        self._hand_on()
+        gradients, lasts = self._buckets.wait(), self._buckets.lasts()
         if self._hooks and (lasts != self._lasts or not self._is_steady):
             self._register(lasts if lasts != self._lasts else range(len(self._parameters)))
             self._lasts = lasts
-        return found
+        return gradients
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -61,7 +61,7 @@ class GradientBuckets:
             del self._came[n:]
 
     def close(self) -> None:
-        """Leave autograd alone again."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -70,30 +70,30 @@ class GradientBuckets:
         return repr(self._buckets)
 
     def _register(self, eager: Collection[int]) -> None:
-        """Hook parameters: at `eager` ones, which end buckets, gradients that came are handed on.
+        """Hook parameters; a gradient of an `eager` one, the last of its bucket, hands all on.
 
-        Others are noted by C code alone: the host may be what a backward pass waits for.
+        Hooks of others only append to a list, in C, as the host may limit the backward pass.
         """
         self.close()
         self._is_steady = True
         self._hooks = [
             p.register_post_accumulate_grad_hook(
-                partial(self._look, i) if i in eager else self._came.append
+                partial(self._hook, i) if i in eager else self._came.append
             )
             for i, p in enumerate(self._parameters)
         ]
         self._is_watched = len(eager) < len(self._parameters)
 
-    def _look(self, place: int, parameter: Any) -> None:
-        """A hook: the parameter at a place has its gradient."""
+    def _hook(self, place: int, parameter: Any) -> None:
+        """Hand on all gradients that are ready, with that of this parameter."""
         if not self._is_paused:
             self._came.append(parameter)
-            self._take()
-            if self._is_watched and self._buckets.lacks(place):  # came before others of its bucket
+            self._hand_on()
+            if self._is_watched and self._buckets.lacks(place):  # it was not the last of its bucket
                 self._is_steady = False
 
-    def _take(self) -> None:
-        """Hand the gradients that came to the buckets."""
+    def _hand_on(self) -> None:
+        """Pass the gradients that are ready to the buckets."""
         came = self._came[:]
         del self._came[: len(came)]
         for parameter in came:

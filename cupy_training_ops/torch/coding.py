@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Encoding and decoding memory at addresses: on a GPU a prepared launch, and no array objects."""
+"""Encoders and decoders over addresses: on a GPU prepared launches, without array objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from ..activations.policies import coders
 from ..call.backends import cuda_backend
-from ..call.interop import NONE_LENT
+from ..call.interop import NO_FOREIGN
 from ..call.op import Op
 from ..call.run import KernelCall
 from ..codecs.table import get_codec
@@ -24,13 +24,13 @@ from ..families.gist_sparse.facts import HEAD_NBYTES
 from ..families.gist_sparse.operators import SparseDecoder
 
 ALIGNED = 16  # bytes
-MANY = 4096  # kinds of memory that are prepared
-KEPT_NBYTES = 1 << 16  # scratch memory that a stream keeps
+MANY = 4096  # codings that are cached
+REUSED_NBYTES = 1 << 16  # scratch memory up to this size is reused by a stream
 HEAD = Spec((HEAD_NBYTES,), UINT8)
 
 
 class Stream:
-    """A CUDA stream as CuPy's launches take it, and its streams; known by identity."""
+    """A CUDA stream as CuPy takes it; one object for each stream, compared by identity."""
 
     __slots__ = ("ptr",)
 
@@ -42,17 +42,17 @@ class Stream:
 
 
 class Move(Protocol):
-    """One operator from one piece of memory to others."""
+    """A prepared operator: reads memory at the first address and writes at the others."""
 
     def __call__(self, addresses: tuple[int, ...], stream: Stream, /) -> None: ...
 
 
 class Coding(NamedTuple):
-    """A codec for n consecutive elements of one dtype on one device, prepared."""
+    """A codec, prepared for n contiguous elements of one dtype on one device."""
 
-    code_nbytes: int  # what the longest codes take
-    leaves_room: bool  # codes may be shorter; their first eight bytes say how long they are
-    encode: Move  # from an address to that of the codes, and to that of what is measured
+    code_nbytes: int  # of the longest codes
+    leaves_room: bool  # codes may be shorter; their first eight bytes are their length
+    encode: Move  # addresses: data, codes and, with TILES, measured numbers
     encode_unaligned: Move
     decode: Move
 
@@ -66,7 +66,7 @@ def coding(
     measure: str = "",
     grouping: Grouping | None = None,
 ) -> Coding:
-    """Prepare a codec; device -1 is the host. measure: with TILES the encoder measures, too."""
+    """Prepare a codec; device -1 is the host. measure: TILES if the encoder measures errors."""
     encoder, decoder = coders(codec, dtype, (n,), measure, grouping)
     plain = Spec((n,), to_dtype(dtype))
     outputs = encoder.infer(plain)
@@ -82,7 +82,7 @@ def coding(
 
 
 def _on_host(op: Op, specs: tuple[Spec, ...]) -> Move:
-    """Call the operator over the host's memory; done when it returns."""
+    """Return a function that runs an operator on host memory, synchronously."""
     is_short = isinstance(op, SparseDecoder)
     x_spec, results = specs[0], specs[1:]
 
@@ -102,41 +102,42 @@ def _host_array(address: int, spec: Spec) -> Any:
 
 
 def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) -> Move:
-    """Prepare the operator's launches, checked and compiled for arrays that come later."""
+    """Check and compile an operator's launches for arrays of these specs at any addresses."""
     cuda_backend()  # imports CuPy
-    place = 1 << 20  # nobody touches memory there: plans depend on an array's form alone
+    place = 1 << 20  # a fake address, never read: plans depend only on specs and alignment
     places = [i * place for i in range(1, len(specs) + 1)]
     places[0] += offset
     x, *results = (_device_array(at, spec, device) for at, spec in zip(places, specs, strict=True))
-    call, _, _ = op.prepared_call((x,), tuple(results), None, NONE_LENT)
+    call, _, _ = op.prepared_call((x,), tuple(results), None, NO_FOREIGN)
     assert isinstance(call, KernelCall)
     assert call.ready.takes_addresses
     queue, nbytes, zeros = call.at, call.workspace_nbytes, call.ready.zeros_nbytes
     if not nbytes:
         return queue
-    is_shared = nbytes <= KEPT_NBYTES and call.ready.is_one_launch
+    is_shared = nbytes <= REUSED_NBYTES and call.ready.is_one_launch
 
     def move(addresses: tuple[int, ...], stream: Stream) -> None:
-        """Scratch memory is PyTorch's, of its current stream."""
-        # A graph has its own, since it may run beside other calls.
+        # A captured graph has its own scratch memory, as it may run beside other calls.
         if not is_shared or torch.cuda.is_current_stream_capturing():
-            room = torch.empty(nbytes, dtype=torch.uint8, device=device)
-            queue(addresses, stream, room.data_ptr())
+            scratch = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            queue(addresses, stream, scratch.data_ptr())
             return
-        address = _ROOMS.get((device, stream.ptr, zeros, nbytes))
-        queue(addresses, stream, address or _room(device, stream.ptr, zeros, nbytes), is_clear=True)
+        address = _SCRATCH.get((device, stream.ptr, zeros, nbytes))
+        queue(
+            addresses,
+            stream,
+            address or _allocate_scratch(device, stream.ptr, zeros, nbytes),
+            is_clear=True,
+        )
 
     return move
 
 
-def _room(device: int, stream: int, zeros: int, nbytes: int) -> int:
-    """Allocate scratch memory for calls of one stream, one after another.
-
-    Its zeros are made once, since kernels leave them so; memory of other zeros is another's.
-    """
+def _allocate_scratch(device: int, stream: int, zeros: int, nbytes: int) -> int:
+    """Allocate scratch memory of a stream, which its calls reuse; kernels leave it zeroed."""
     memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-    _KEPT.append(memory)
-    return _ROOMS.setdefault((device, stream, zeros, nbytes), memory.data_ptr())
+    _SCRATCH_TENSORS.append(memory)
+    return _SCRATCH.setdefault((device, stream, zeros, nbytes), memory.data_ptr())
 
 
 def _device_array(address: int, spec: Spec, device: int) -> object:
@@ -146,7 +147,7 @@ def _device_array(address: int, spec: Spec, device: int) -> object:
 
 
 def current_stream(index: int) -> Stream:
-    """Return PyTorch's stream in this thread; that of the host for -1."""
+    """Return PyTorch's current stream, or NO_STREAM for device -1."""
     if index < 0:
         return NO_STREAM
     if raw_stream is not None:
@@ -156,12 +157,12 @@ def current_stream(index: int) -> Stream:
 
 
 def stream_of(address: int) -> Stream:
-    """Return the stream at an address, one object for each."""
+    """Return the one Stream object of an address."""
     return _STREAMS.get(address) or _STREAMS.setdefault(address, Stream(address))
 
 
-NO_STREAM = Stream(0)  # of the host
+NO_STREAM = Stream(0)  # for the host
 _STREAMS: dict[int, Stream] = {}
-_ROOMS: dict[tuple[int, int, int, int], int] = {}  # addresses
-_KEPT: list[object] = []  # what is at these
+_SCRATCH: dict[tuple[int, int, int, int], int] = {}  # addresses of scratch memory
+_SCRATCH_TENSORS: list[object] = []  # keeps it alive
 raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None without a GPU

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Modules of a model by this package's in their place, and a report of what was swapped."""
+"""Replace modules of a model by this package's, and report which."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor
 from ..errors import refuse, shown
 from . import functional, nn
 
-# ReLU is not among them: most models keep its result anyway, for what comes next.
-_SERVED = {
+# Without ReLU: most models save its result anyway, for the next layer.
+_REPLACEMENTS = {
     getattr(torch.nn, cls.__name__): cls
     for cls in (
         nn.CrossEntropyLoss,
@@ -30,7 +30,7 @@ _SERVED = {
     )
 }
 
-_RMS_NORM = "RMSNorm"  # how classes of transformers end
+_RMS_NORM = "RMSNorm"  # the end of class names in the library transformers
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Conversion:
 
 
 def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
-    """Let this package compute a model's norms, losses, dropouts, embeddings and gelus.
+    """Replace a model's norms, losses, dropouts, embeddings and gelus by this package's, in place.
 
-    Modules stay the objects they are, with parameters, hooks and state dicts: their class is
-    replaced by a subclass of it. Modules of PyTorch's own classes are swapped, and RMS norms of
-    transformers; subclasses of others are not. Call it before the model is compiled or wrapped.
-    skip: names of classes to leave, as "Dropout".
+    Modules remain the same objects, with parameters, hooks and state dicts: only their class is
+    replaced by a subclass. This applies to PyTorch's own classes, not to subclasses, and to RMS
+    norms of transformers. Call it before the model is compiled or wrapped. skip: names of classes
+    that are not replaced, as "Dropout".
     """
-    conversion, names = Conversion(), {cls.__name__ for cls in _SERVED}
+    conversion, names = Conversion(), {cls.__name__ for cls in _REPLACEMENTS}
     is_module = isinstance(model, torch.nn.Module)
     if not is_module or isinstance(model, torch.jit.ScriptModule):
         got = f"a {type(model).__name__}" if is_module else shown(model)
@@ -70,28 +70,28 @@ def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
     for name, module in model.named_modules():
         if type(module).__name__ in skip:
             continue
-        served = _SERVED.get(type(module)) or _of_transformers(module)
-        reason = served and _reason(served, module)
+        replacement = _REPLACEMENTS.get(type(module)) or _of_transformers(module)
+        reason = replacement and _reason(replacement, module)
         if reason:
             conversion.left[name] = reason
-        elif served is not None:
+        elif replacement is not None:
             conversion.swapped[name] = type(module).__name__
-            module.__class__ = served
+            module.__class__ = replacement
     return conversion
 
 
-def _reason(served: Any, module: torch.nn.Module) -> str:
-    """Why a module is left, in words; empty where it need not be."""
-    lacks: Callable[[Any], Any] = getattr(served, "lacks", lambda _: None)
-    lack = lacks(module)
-    if lack is None:
+def _reason(replacement: Any, module: torch.nn.Module) -> str:
+    """Return why a module is not replaced, or ""."""
+    find: Callable[[Any], Any] = getattr(replacement, "unsupported_argument", lambda _: None)
+    argument = find(module)
+    if argument is None:
         return ""
-    name, expected, got = lack
+    name, expected, got = argument
     return f"{type(module).__name__} with {name}={got} (expected {expected})"
 
 
 def _of_transformers(module: torch.nn.Module) -> Any:
-    """Return the class for an RMS norm of transformers; None for a module that is none."""
+    """Return the replacement of an RMS norm of the library transformers, or None."""
     cls = type(module)
     is_theirs = cls.__module__.startswith("transformers.") and cls.__name__.endswith(_RMS_NORM)
     has_form = {"variance_epsilon", "weight"} <= {*vars(module), *module._parameters}
@@ -100,7 +100,7 @@ def _of_transformers(module: torch.nn.Module) -> Any:
 
 @functools.cache
 def _rms_norm_of(cls: Any) -> Any:
-    """A subclass whose forward pass is `functional.rms_norm`: weight times the normalised input."""
+    """Make a subclass whose forward pass is `functional.rms_norm`."""
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
@@ -109,7 +109,7 @@ def _rms_norm_of(cls: Any) -> Any:
         return functional.rms_norm(hidden_states, weight.shape, weight, eps)
 
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
-        """Pickle by the module's own class: no module has this class under its name."""
+        """Pickle by the original class: this one is in no module's namespace."""
         _, _, *state = cls.__reduce_ex__(self, protocol)
         return _blank, (cls,), *state
 
@@ -118,7 +118,7 @@ def _rms_norm_of(cls: Any) -> Any:
 
 
 def _blank(cls: Any) -> torch.nn.Module:
-    """An empty RMS norm, for a copy or an unpickler to put its state into."""
+    """Make an RMS norm without state, for copy and pickle."""
     subclass = _rms_norm_of(cls)
     module: torch.nn.Module = subclass.__new__(subclass)
     return module

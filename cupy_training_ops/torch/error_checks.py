@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Error checks of a context: what is measured of codes, for whom, and what follows from it.
+"""Error checks of a context: what is measured of codes, and which codes are then rejected.
 
-A norm that centres features makes the gradient of the product before it blind to their means, and
-those of products before that, as far as all samples have the same slopes. That it takes a product's
-result is seen when it saves it: products are known by the sequence numbers of their nodes.
+A norm that subtracts feature means makes the gradient of the product before it independent of
+these, and nearly that of earlier products; their codes have to be exact enough without the means.
+It is noticed when the norm saves its input: products are known by their nodes' sequence numbers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .saved import MANY, Entry, Kind, Untouched
 SUMS = frozenset(f"{name}Backward{i}" for i in (0, 1) for name in ("Add", "Sub"))
 SLOPES = frozenset(f"{name}Backward0" for name in ("Relu", "LeakyRelu", "Gelu", "Silu"))
 LOOKED_BEHIND = SAME_NUMBERS | SUMS | SLOPES
-STEPS = 64  # nodes that a norm looks back
-# The sequence number of the node that comes next: one less is that of the node that saves.
+STEPS = 64  # nodes before a norm that are searched for products
+# The sequence number of the next node; next_node() - 1 is that of the node that is saving.
 next_node = torch._C._autograd._get_sequence_nr
 
 
 class Operand(PendingCheck):
-    """A tensor with the numbers of its check, which a norm or another operand may yet forbid.
+    """A pending check of an operand of a product, which a later norm or operand may fail.
 
-    The operands of a product of activations are decided together: the codes of one are multiplied
-    by the means of the other.
+    Both operands of a product of activations pass or fail together, as the error of one is
+    multiplied by the means of the other.
     """
 
     may_be_centred = True
@@ -44,12 +44,12 @@ class Operand(PendingCheck):
     ) -> None:
         self.entry, self.kind, self.is_centred = weakref.ref(entry), kind, entry.is_centred
         self.check, self.nbytes, self.numbers, self.event = kind.check, kind.nbytes, numbers, event
-        self.operands = operands  # all of its product; None where it is alone
+        self.operands = operands  # all of its product; None if it is the only activation
         if operands is not None:
             operands.append(self)
 
     def may_end(self, newest: Any) -> bool:
-        """Return True unless it is an operand of the product of which more may come."""
+        """Return True unless more operands of its product may come."""
         return self.operands is None or newest is None or self.operands is not newest.operands
 
     def is_ready(self) -> bool:
@@ -61,7 +61,7 @@ class Operand(PendingCheck):
         return all([PendingCheck.is_ready(each) for each in self.operands])
 
     def failure(self) -> str:
-        """Return why the codes of any operand fail; empty where none does."""
+        """Return why the codes of any operand fail, or ""."""
         if self.operands is not None:
             for each in self.operands:
                 if each.numbers is not None:
@@ -77,10 +77,10 @@ class Operand(PendingCheck):
 
 
 class PendingChecks(pending.PendingChecks):
-    """Checks of tensors on which later operands of a product, or a norm, may have a say."""
+    """Pending checks whose results may depend on later operands of a product, or on a norm."""
 
     def close_product(self, operands: list[Operand]) -> None:
-        """Decide about a product's operands whose numbers are there: no other one comes."""
+        """Decide about the operands of a product, which has all of them now."""
         with self.lock:
             for check in operands:
                 entry = check.entry()
@@ -88,9 +88,9 @@ class PendingChecks(pending.PendingChecks):
                     self._settle(check, entry)
 
     def centre(self, entry: Entry) -> None:
-        """Note that a norm centres the features of a product's result; `entry` is its operand.
+        """Note that a norm subtracts the feature means of a product's result; entry: its operand.
 
-        Checks that were read and waited for that are decided; for closed ones it comes too late.
+        Decides checks whose numbers were read; closed ones are not changed.
         """
         with self.lock:
             entry.is_centred = True
@@ -101,13 +101,13 @@ class PendingChecks(pending.PendingChecks):
 
 
 class ThreadState(threading.local):
-    """Products of a thread, and how many tensors of each kind it encoded in this step."""
+    """A thread's products, and the number of tensors of each kind in this step."""
 
     def __init__(self) -> None:
-        self.products: dict[int, weakref.ref[Entry]] = {}  # by the sequence number of their node
+        self.products: dict[int, weakref.ref[Entry]] = {}  # by sequence number
         self.counts: dict[Kind, int] = {}
         self.captured: list[tuple[ErrorCheck, Tensor]] = []
-        self.product = -1  # the one whose operands come, by its node
+        self.product = -1  # sequence number of the product whose operands are being saved
         self.operands: list[Operand] = []
 
 
@@ -117,14 +117,14 @@ class ErrorChecks:
     def __init__(self, last: Step | None = None) -> None:
         self.pending = PendingChecks(last=last)
         self._thread = ThreadState()
-        self._later: dict[torch.device, Tensor] = {}  # failures of replayed graphs
+        self._later: dict[torch.device, Tensor] = {}  # counts of failures in replayed graphs
 
     def begin_step(self) -> None:
-        """Begin a step of a thread."""
+        """Begin a thread's step."""
         self._thread.counts.clear()
 
     def end_step(self) -> None:
-        """End a step of a thread; failures of captured codes are counted at each replay."""
+        """End a thread's step; captures the count of failures for each replay."""
         thread = self._thread
         thread.products.clear()
         self._operands(-1)
@@ -140,9 +140,9 @@ class ErrorChecks:
     # ---- encoding --------------------------------------------------------------------------------
 
     def rejects(self, entry: Entry, kind: Kind, is_captured: bool) -> bool:
-        """Return True if a graph is captured, and codes at this place did not pass in steps before.
+        """Return True under graph capture if this tensor's codes did not pass in an earlier step.
 
-        The place, `entry.place`, counts the tensors of one kind in a step.
+        Sets entry.place, kind.number + i for the i-th tensor of its kind in a step.
         """
         counts = self._thread.counts
         n = counts.get(kind, 0)
@@ -152,7 +152,7 @@ class ErrorChecks:
     def add(
         self, entry: Entry, x: Tensor, kind: Kind, numbers: Any, original: Untouched | None
     ) -> None:
-        """Check new codes; the original waits, None where a graph is captured."""
+        """Add a check of new codes; original: kept until decided, None under capture."""
         if kind.measure == RANGE:
             numbers = measure_range(entry.code, x.detach(), kind)
         if original is None:
@@ -169,9 +169,9 @@ class ErrorChecks:
         self.pending.add(check, entry, kind.coding.code_nbytes)
 
     def _operands(self, node: int) -> list[Operand] | None:
-        """Return the operands of the product whose node is being made, None for -1, which is none.
+        """Return the list of operands of the product `node`, or None if node is -1.
 
-        Those of another product are complete then, and are decided.
+        The operands of the product before it are complete, and are decided.
         """
         thread = self._thread
         if thread.product != node:
@@ -181,7 +181,7 @@ class ErrorChecks:
         return thread.operands if node >= 0 else None
 
     def covers(self, entry: Entry, kind: Kind) -> bool:
-        """Return True if one more consumer, of a kind, needs no other measure than codes have."""
+        """Return True if the check of an entry's codes suffices for a consumer of this kind."""
         if entry.code is None or kind.measure != TILES:
             return True
         old, new = entry.kind.check, kind.check
@@ -189,10 +189,10 @@ class ErrorChecks:
             return old.need == new.need and old.grouping == new.grouping
         return new.need != LINEAR or old.grouping == new.grouping
 
-    # ---- products whose results are centred ------------------------------------------------------
+    # ---- products followed by a norm -------------------------------------------------------------
 
     def remember_product(self, entry: Entry) -> None:
-        """Remember a product by the node that is being made."""
+        """Remember a product's operand by the node that is saving it."""
         if not entry.pending:
             return
         products = self._thread.products
@@ -201,7 +201,7 @@ class ErrorChecks:
         products[next_node() - 1] = weakref.ref(entry)
 
     def centre(self, x: Tensor) -> None:
-        """Note that a norm, which saves x, centres the products in x = a + b, and those before."""
+        """Note that a norm saves x, which centres products that x is a sum of, and earlier ones."""
         products = self._thread.products
         nodes, steps = [x.grad_fn], 0
         while products and nodes and steps < STEPS:
@@ -218,10 +218,8 @@ class ErrorChecks:
 
 
 def measure_range(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
-    """Measure the largest magnitude of float16 codes; of operands also the distance from means.
-
-    A product of two activations may be followed by what does not see means, as a softmax is.
-    """
+    """Return the largest magnitude of float16 codes; for a product's operand also the sums of
+    variances and squared means, as a softmax after the product ignores means."""
     largest = torch.linalg.vector_norm(code.view(torch.float16), torch.inf, dtype=torch.float32)
     if kind.use.need != PRODUCT:
         return largest.reshape(1)
@@ -231,12 +229,12 @@ def measure_range(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
 
 
 def empty_numbers(kind: Kind, captured: bool) -> Tensor | PinnedNumbers:
-    """Allocate what the encoder measures into: the host's memory, where the host reads it."""
+    """Allocate the numbers that an encoder measures: page-locked, unless a graph is captured."""
     if kind.index >= 0 and not captured:
         return PinnedNumbers(kind.index)
     return torch.empty(NUMBERS, dtype=torch.float32, device=kind.form.device)
 
 
 def is_captured(kind: Kind) -> bool:
-    """Return True if a CUDA graph takes what is queued."""
+    """Return True if a CUDA graph is being captured."""
     return kind.index >= 0 and torch.cuda.is_current_stream_capturing()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """PyTorch's functions by their names and arguments, computed by this package's kernels.
 
-Each goes the shortest way: without gradients to the launches, with them through one node of
-autograd; the dispatcher's operator where torch.compile, a mode, a subclass or a transformation
-looks on. Weights of another type than the input give the result's type.
+Without gradients a function calls its launches, with them one autograd.Function, and PyTorch's
+dispatcher if torch.compile, a mode, a subclass or a transform needs to see the call. Results have
+the dtype of weights, if these differ from the input's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, pass_on, refuse, shown
 from .ops import DOORS
-from .ops.dispatch import is_watched
+from .ops.dispatch import needs_dispatcher
 from .ops.losses import refuse_overwriting, scale_gradients
 
 __all__ = [
@@ -44,10 +44,10 @@ _EPS: dict[object, float] = dict.fromkeys((*_HALVES, torch.float32), torch.finfo
 _NONE: Mapping[str, Any] = {}
 _EPS_OF_DOUBLE = torch.finfo(torch.float64).eps
 _MOST_SEED = 1 << 62
-# Bound once: each is asked in every call.
+# Looked up once, as every call uses it.
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
-# What is called of each door, bound once.
+# Looked up once.
 _layer_norm, _rms_norm = DOORS["layer_norm"].first, DOORS["rms_norm"].first
 _gelu, _relu = DOORS["gelu"].every, DOORS["relu"].first
 _softmax, _log_softmax = DOORS["softmax"].every, DOORS["log_softmax"].every
@@ -82,12 +82,12 @@ def rms_norm(
 
 
 def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None) -> Tensor:
-    """As torch.nn.functional.gelu, of input + bias, a row, in the same pass."""
+    """As torch.nn.functional.gelu, of input + bias, a row, in one pass."""
     return _gelu(input, bias, approximate)
 
 
 def relu(input: Tensor) -> Tensor:
-    """As torch.nn.functional.relu; a bit an element is kept for the gradient."""
+    """As torch.nn.functional.relu; saves a bit an element for the gradient."""
     try:
         return _relu(input) if _records(input) else torch.relu(input)
     except (AttributeError, TypeError) as error:
@@ -111,9 +111,9 @@ def _cast(function: str, input: Tensor, dtype: torch.dtype) -> Tensor:
     return input.to(dtype)
 
 
-def _refuse_others(function: str, others: Mapping[str, Any] = _NONE, **given: Any) -> None:
-    """Refuse what is no tensor, and is looked at before a door says so; others may be None."""
-    for argument, value in (*given.items(), *others.items()):
+def _refuse_others(function: str, others: Mapping[str, Any] = _NONE, **tensors: Any) -> None:
+    """Refuse arguments that are no tensors, before a function uses them; `others` may be None."""
+    for argument, value in (*tensors.items(), *others.items()):
         if not isinstance(value, Tensor) and not (value is None and argument in others):
             refuse(function, argument, "a tensor", shown(value))
 
@@ -129,7 +129,7 @@ def dropout(
     """As torch.nn.functional.dropout, of input + bias, plus a residual, with a mask of bits.
 
     The seed is drawn from PyTorch's generator, so torch.manual_seed repeats it; masks are not those
-    that PyTorch draws. On the device in compiled regions and captured graphs: each run draws anew.
+    that PyTorch draws. Each run of compiled regions and captured graphs draws on the device.
     """
     try:
         is_drawn, is_share = training and 0 < p < 1, 0 <= p <= 1
@@ -145,21 +145,21 @@ def dropout(
     return total if residual is None else total + residual
 
 
-def _drop_longer(*given: Any) -> Any:
-    """Drop out where no recent call is like this one; draws (seed, offset), or a tensor of both.
+def _drop_fallback(*arguments: Any) -> Any:
+    """Run a dropout that matches no recent call; draws (seed, offset), or a tensor of both.
 
-    A tensor is drawn on the device, anew in each run of a compiled region or captured graph.
+    A tensor is drawn on the device, again in each run of a compiled region or captured graph.
     """
-    input, bias, residual, _ = given
+    input, bias, residual, _ = arguments
     _refuse_others("dropout", {"bias": bias, "residual": residual}, input=input)
     device = input.device
-    if is_watched(given):
-        return _dropout.registered(*given, _draw_on(device))[0]
-    return _dropout.first_unwatched(*given, _draw(input) or _draw_on(device))
+    if needs_dispatcher(arguments):
+        return _dropout.registered(*arguments, _draw_on(device))[0]
+    return _dropout.first_direct(*arguments, _draw(input) or _draw_on(device))
 
 
 class _Memory(threading.local):
-    """A thread's memory for what it draws, which is made once."""
+    """A thread's tensor for seeds, allocated once."""
 
     def __init__(self) -> None:
         with torch.inference_mode(False):
@@ -170,14 +170,14 @@ _memory = _Memory()
 
 
 def _draw(x: Tensor) -> tuple[int, ...] | None:
-    """A seed of PyTorch's generator of the CPU, and an offset of 0; None where a graph is
-    captured, whose replays draw anew."""
+    """Draw (seed, 0) from PyTorch's CPU generator; None under graph capture, as replays have to
+    draw again."""
     if x.is_cuda and _is_capturing():
         return None
     return _memory.seed.random_().item(), 0
 
 
-_drop = _dropout.drawing(_draw, _drop_longer)
+_drop = _dropout.drawing(_draw, _drop_fallback)
 
 
 def _draw_on(device: torch.device) -> Tensor:
@@ -204,12 +204,11 @@ def cross_entropy(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """As torch.nn.functional.cross_entropy against classes; the gradient is made with the loss.
+    """As torch.nn.functional.cross_entropy against classes; computes the gradient with the loss.
 
-    inplace: it is written over the input, which holds it from then on, and through which no other
-    gradient goes any more; without gradients nothing is overwritten, nor in compiled code a part
-    of a tensor. A target out of range makes a
-    loss of NaN, and a mean of no row is 0. Under autocast the loss is float32.
+    inplace: the gradient overwrites the input, which no other operation may then use; not without
+    gradients, nor for a part of a tensor in compiled code. A target out of range makes the loss
+    NaN, a mean of no rows is 0. Under autocast the loss is float32.
     """
     if not isinstance(input, Tensor) or not isinstance(target, Tensor):
         _refuse_others("cross_entropy", input=input, target=target)
@@ -227,14 +226,14 @@ def cross_entropy(
 
 
 def _refuse_classes(function: str, target: Tensor) -> NoReturn:
-    """A target that does not number classes."""
+    """Refuse a target whose dtype is not that of class indices."""
     dtype = str(target.dtype).removeprefix("torch.")
     what = f"{dtype}, as probabilities are" if target.is_floating_point() else dtype
     raise DtypeError(f"{function}: target: expected classes in int64 or int32, got {what}")
 
 
 def _records(x: Tensor) -> bool:
-    """Return True if autograd records a call; inside vmap a tensor does not say so itself."""
+    """Return True if autograd records a call; vmap hides requires_grad."""
     if not torch.is_grad_enabled():
         return False
     is_in_vmap = torch._C._are_functorch_transforms_active
@@ -242,21 +241,21 @@ def _records(x: Tensor) -> bool:
 
 
 def _loss_dtype(x: Tensor) -> torch.dtype | None:
-    """The dtype of the loss, where it is not that of the scores."""
+    """Return the dtype of the loss under autocast; None: that of the scores."""
     if x.dtype in _HALVES and not x.is_meta and torch.is_autocast_enabled(x.device.type):
         return torch.float32
     return None
 
 
 def _in_place(input: Tensor, *others: Any) -> Tensor:
-    """The gradient takes the place of the scores, which no other operation may need."""
+    """Compute the loss, and overwrite the scores by their gradient."""
     if torch._C._are_functorch_transforms_active():
         refuse("cross_entropy", "inplace", "False inside a transformation of torch.func", "True")
     is_whole = input.is_contiguous()
     if torch.compiler.is_compiling():
         _check_overwriting(input)
-        # Inductor mistakes a part of a product for others once it pads its rows, and the part is
-        # written: scores stay as they are.
+        # Inductor, which may pad the rows of a product, corrupts its other parts if one part is
+        # written: such scores are not overwritten.
         is_part = input._base is not None and input._base.numel() != input.numel()
         return _InPlace.apply(input, is_whole and not is_part, *others)
     refuse_overwriting(input)
@@ -267,10 +266,10 @@ def _in_place(input: Tensor, *others: Any) -> Tensor:
 
 
 class _InPlace(torch.autograd.Function):  # type: ignore[misc]
-    """The loss of scores; their gradient overwrites them, which their version counter tells.
+    """The loss of scores, whose gradient overwrites them and raises their version.
 
-    is_whole: the operator may write into the scores themselves; else the gradient is copied
-    there, but not by compiled code.
+    is_whole: the operator can write to the scores; else the gradient is copied there, but not in
+    compiled code.
     """
 
     @staticmethod
@@ -291,7 +290,7 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Spent(torch.autograd.Function):  # type: ignore[misc]
-    """Scores whose gradient took their place: they have no gradient of their own."""
+    """Marks overwritten scores: refuses a gradient through them."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:
@@ -312,14 +311,14 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    """cross_entropy(linear(hidden, weight, bias), target), whose scores are never there as a whole.
+    """cross_entropy(linear(hidden, weight, bias), target), without all scores in memory.
 
-    hidden: shape (..., features), target: shape (...). Rows go through in chunks, which hold their
-    scores and the gradient of these in one memory; gradients are ready with the loss. reduction:
-    'mean' or 'sum'.
+    hidden: shape (..., features), target: shape (...). Rows are processed in chunks, whose scores
+    are overwritten by their gradient; gradients are computed with the loss. reduction: 'mean' or
+    'sum'.
     """
-    given = {"hidden": hidden, "weight": weight, "target": target}
-    _refuse_others("linear_cross_entropy", {"bias": bias}, **given)
+    tensors = {"hidden": hidden, "weight": weight, "target": target}
+    _refuse_others("linear_cross_entropy", {"bias": bias}, **tensors)
     if target.dtype not in _CLASSES:
         _refuse_classes("linear_cross_entropy", target)
     dtype = None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The function mode of a context: which torch function is under way, and whose memory is written.
+"""TorchFunctionMode `Consumers`: the torch function that is running, and memory written unseen.
 
-A saved-tensor hook sees who made a tensor, not who saves it: the mode notes that. The same mode
-sees what gives memory away to those that write without raising a tensor's version. Below are
-PyTorch's stacks of a thread, of modes and of hooks; and how the mode steps aside for torch.compile,
-which guards on the modes that are there and would compile anew.
+A saved-tensor hook sees which node computed a tensor, not which function saves it: the mode notes
+that. It also notes calls that expose memory to writes without a version change, as x.numpy() does.
+Below: operations on PyTorch's stacks of modes and hooks; and how the mode leaves the stack while
+compiled code runs, as torch.compile guards on modes and would recompile.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Arguments = tuple[Any, ...]
 Named = Mapping[str, Any] | None
 Call = tuple[Any, Arguments, Named]
 Hook = Callable[[Any], Any]
-LentMemory: TypeAlias = "dict[weakref.ref[torch.UntypedStorage], object]"
+ExposedMemory: TypeAlias = "dict[weakref.ref[torch.UntypedStorage], object]"
 
-# Give memory to what writes without raising the version: True where they end before they return (a
-# kernel that is launched with an address does as well), False where the write may come at any
-# time. Setting `data` gives that of both tensors.
-LENDING = {
+# Functions that expose memory to writes without a version change. True: such writes end before the
+# next torch function (also kernels that are launched with an address); False: they may come at any
+# time. Setting `data` exposes the memory of both tensors.
+EXPOSING = {
     **dict.fromkeys((Tensor.data_ptr, Tensor.apply_, Tensor.map_), True),
     **dict.fromkeys(
         (
@@ -45,10 +45,10 @@ LENDING = {
     ),
 }
 AT_ANY_TIME = object()
-# Functions of Python that are looked through: they call functions that the save rules have. Others
-# stay closed: what they save is untouched.
+# Python functions whose inner calls are noted, as these have save rules; what other functions
+# without a rule save is not compressed.
 LOOKED_THROUGH = frozenset({functional.multi_head_attention_forward})
-SPECIAL = LOOKED_THROUGH | LENDING.keys()
+SPECIAL = LOOKED_THROUGH | EXPOSING.keys()
 PLAIN = frozenset(
     itertools.chain.from_iterable(
         itertools.permutations((Tensor, torch.nn.Parameter), n) for n in range(3)
@@ -57,15 +57,15 @@ PLAIN = frozenset(
 
 
 class Consumers(TorchFunctionMode):  # type: ignore[misc]
-    """Notes which torch function a thread is in, and memory that may be written unseen.
+    """Notes the torch function that a thread runs, and memory that may be written unseen.
 
-    lent: for storages that were lent, when that was; AT_ANY_TIME where it does not end.
+    exposed: by storage, an object that identifies the latest exposure, or AT_ANY_TIME.
     """
 
-    def __init__(self, lent: LentMemory) -> None:
+    def __init__(self, exposed: ExposedMemory) -> None:
         self.call: Call | None = None
-        self.lent = lent  # of all threads
-        self.sees_all = False  # it is on the stack, and none below it calls what it likes
+        self.exposed = exposed  # shared by all threads
+        self.sees_all = False  # it is on the stack, and all modes below are trusted
 
     def __torch_function__(
         self,
@@ -75,7 +75,7 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
         kwargs: Named = None,
     ) -> Any:
         before = self.call
-        # A class of tensors does what it likes under the function's name.
+        # A tensor subclass may do anything in a call of this function.
         self.call = (func, args, kwargs) if not types or types in PLAIN else None
         try:
             if func in SPECIAL:
@@ -85,11 +85,11 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
             self.call = before
 
     def _special(self, func: Any, args: Arguments, kwargs: Named) -> Any:
-        """Call a function of LENDING and note the memory, or the body of one of LOOKED_THROUGH."""
-        if func in LENDING:
+        """Call a function of EXPOSING, noting the memory, or the body of one of LOOKED_THROUGH."""
+        if func in EXPOSING:
             for x in args:
                 if isinstance(x, Tensor) and x.layout is torch.strided:
-                    lend(self.lent, x.untyped_storage(), LENDING[func])
+                    expose(self.exposed, x.untyped_storage(), EXPOSING[func])
         elif self.call is not None:
             self.call = None
             with self:
@@ -100,25 +100,25 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
 class ThreadMode(threading.local):
     """The mode of a thread."""
 
-    def __init__(self, lent: LentMemory) -> None:
-        self.mode = Consumers(lent)
+    def __init__(self, exposed: ExposedMemory) -> None:
+        self.mode = Consumers(exposed)
 
 
-def lend(lent: LentMemory, storage: torch.UntypedStorage, ends: bool) -> None:
-    """Note that memory may be written unseen, until the call ends or at any time."""
-    reference = weakref.ref(storage, functools.partial(_forget, lent))
-    if lent.get(reference) is not AT_ANY_TIME:
-        lent[reference] = object() if ends else AT_ANY_TIME
+def expose(exposed: ExposedMemory, storage: torch.UntypedStorage, ends: bool) -> None:
+    """Note that memory may be written unseen: until the call `ends`, or at any time."""
+    reference = weakref.ref(storage, functools.partial(_forget, exposed))
+    if exposed.get(reference) is not AT_ANY_TIME:
+        exposed[reference] = object() if ends else AT_ANY_TIME
 
 
-def _forget(lent: LentMemory, reference: weakref.ref[torch.UntypedStorage]) -> None:
-    """Forget memory that is gone."""
-    lent.pop(reference, None)
+def _forget(exposed: ExposedMemory, reference: weakref.ref[torch.UntypedStorage]) -> None:
+    """Forget freed memory."""
+    exposed.pop(reference, None)
 
 
 @functools.cache
 def body(function: types.FunctionType) -> types.FunctionType:
-    """Copy a function without its question whether a mode wants it."""
+    """Copy a function so that it does not call __torch_function__ for itself."""
     names = {name: _no for name in function.__globals__ if name.startswith("has_torch_function")}
     names = {**function.__globals__, **names}
     copy = types.FunctionType(
@@ -132,11 +132,11 @@ def _no(*_: object) -> bool:
     return False
 
 
-# ---- stacks of a thread --------------------------------------------------------------------------
+# ---- the thread's stacks of modes and hooks ------------------------------------------------------
 
 
 def is_trusted() -> bool:
-    """Return True if the modes on the stack do what functions say: others may call anything."""
+    """Return True if all modes on the stack are known: others may call any function."""
     modes = torch.overrides._get_current_function_mode_stack()
     return all(isinstance(mode, Consumers | DeviceContext) for mode in modes)
 
@@ -156,7 +156,7 @@ def take_off_mode(mode: Consumers) -> None:
 
 
 def take_off_hooks(pack: Hook) -> None:
-    """Take hooks off the stack, whatever is above them; none where they are not there."""
+    """Take hooks off the stack, if they are there, whatever is above them."""
     others = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
@@ -167,7 +167,7 @@ def take_off_hooks(pack: Hook) -> None:
         torch._C._autograd._push_saved_tensors_default_hooks(*other)
 
 
-# ---- beside torch.compile ------------------------------------------------------------------------
+# ---- with torch.compile --------------------------------------------------------------------------
 
 ENTER_HOOKS = "enter_exit_hooks"  # called before compiled code runs; they return what to call after
 
@@ -179,7 +179,7 @@ def is_compiled() -> bool:
     """
     if "torch._dynamo" not in sys.modules:
         return False
-    if torch.compiler.is_compiling():  # asked first: a traced call goes no further
+    if torch.compiler.is_compiling():  # first, as torch.compile cannot trace the rest
         return True
     _hook_compiled_code()
     return torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False)
@@ -187,15 +187,15 @@ def is_compiled() -> bool:
 
 @functools.cache
 def _hook_compiled_code() -> None:
-    """Let compiled code begin without our modes; torch.compile may trace a hook."""
+    """Register `_step_aside` to run before compiled code."""
     frames: object = sys.modules.get("torch._dynamo.eval_frame")
     runner = getattr(frames, "_TorchDynamoContext", None)
-    if runner is not None:  # else compiled functions are compiled once more
+    if runner is not None:  # without it code is recompiled once
         setattr(runner, ENTER_HOOKS, _EnterHooks())
 
 
 class _EnterHooks:
-    """In place of the attribute: the hooks of each object, after ours."""
+    """A descriptor of `enter_exit_hooks`: puts ours before each object's own."""
 
     def __get__(self, owner: object, _: type) -> object:
         if owner is None:
@@ -210,7 +210,7 @@ class _EnterHooks:
 
 
 def _step_aside() -> Callable[[], None]:
-    """Take our modes off the stack where compiled code begins; return what puts them back."""
+    """Take our modes off the stack; return a function that puts them back."""
     modes = torch.overrides._get_current_function_mode_stack()
     others = [mode for mode in modes if not isinstance(mode, Consumers)]
     if len(others) == len(modes):
@@ -220,7 +220,7 @@ def _step_aside() -> Callable[[], None]:
 
 
 def _do_nothing() -> None:
-    """Put back nothing."""
+    """Restore nothing."""
 
 
 def _replace_modes(modes: list[object]) -> None:

@@ -2,8 +2,8 @@
 """PyTorch's modules by their names and arguments, over this package's functions.
 
 Each is a subclass of PyTorch's: parameters, state dicts and `isinstance` are the same. In compiled
-regions norms, activations and dropouts are PyTorch's: a compiler fuses them with what is around
-them, which it cannot do with an operator. Results have the type that they have elsewhere.
+regions norms, activations and dropouts are PyTorch's, which a compiler fuses with the operations
+around them. Results have the same dtype as in eager mode.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ is_compiling = torch.compiler.is_compiling
 
 
 class Replacement:
-    """Base of the modules here: why a module with some arguments is refused."""
+    """Base of the modules here; refuses arguments that this package does not support."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        reason = self.lacks(self)
+        reason = self.unsupported_argument(self)
         if reason:
             refuse(type(self).__name__, *reason)
 
     @staticmethod
-    def lacks(_: Any) -> tuple[str, str, str] | None:
-        """The argument of PyTorch's module that is not served, what is, and what it is."""
+    def unsupported_argument(_: Any) -> tuple[str, str, str] | None:
+        """Return an unsupported argument as (name, expected, got), or None."""
         return None
 
 
@@ -79,7 +79,7 @@ class GELU(Replacement, nn.GELU):  # type: ignore[misc]
 
 
 class ReLU(Replacement, nn.ReLU):  # type: ignore[misc]
-    """torch.nn.ReLU, which keeps a bit an element."""
+    """torch.nn.ReLU, which saves a bit an element."""
 
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():
@@ -87,8 +87,8 @@ class ReLU(Replacement, nn.ReLU):  # type: ignore[misc]
         return functional.relu(input)
 
     @staticmethod
-    def lacks(module: Any) -> tuple[str, str, str] | None:
-        return _not_in_place(module)
+    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
+        return _in_place_option(module)
 
 
 class Softmax(Replacement, nn.Softmax):  # type: ignore[misc]
@@ -100,8 +100,8 @@ class Softmax(Replacement, nn.Softmax):  # type: ignore[misc]
         return functional.softmax(input, self.dim)
 
     @staticmethod
-    def lacks(module: Any) -> tuple[str, str, str] | None:
-        return _of_a_dimension(module)
+    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
+        return _missing_dim(module)
 
 
 class LogSoftmax(Replacement, nn.LogSoftmax):  # type: ignore[misc]
@@ -113,8 +113,8 @@ class LogSoftmax(Replacement, nn.LogSoftmax):  # type: ignore[misc]
         return functional.log_softmax(input, self.dim)
 
     @staticmethod
-    def lacks(module: Any) -> tuple[str, str, str] | None:
-        return _of_a_dimension(module)
+    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
+        return _missing_dim(module)
 
 
 class Dropout(Replacement, nn.Dropout):  # type: ignore[misc]
@@ -126,8 +126,8 @@ class Dropout(Replacement, nn.Dropout):  # type: ignore[misc]
         return functional.dropout(input, self.p, self.training)
 
     @staticmethod
-    def lacks(module: Any) -> tuple[str, str, str] | None:
-        return _not_in_place(module)
+    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
+        return _in_place_option(module)
 
 
 class Embedding(Replacement, nn.Embedding):  # type: ignore[misc]
@@ -137,7 +137,7 @@ class Embedding(Replacement, nn.Embedding):  # type: ignore[misc]
         return functional.embedding(input, self.weight, self.padding_idx)
 
     @staticmethod
-    def lacks(module: Any) -> tuple[str, str, str] | None:
+    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
         if module.max_norm is not None:
             return "max_norm", "None", shown(module.max_norm)
         for name in ("scale_grad_by_freq", "sparse"):
@@ -156,7 +156,7 @@ class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
         super().__init__(*arguments, **named)
         self.inplace = inplace
 
-    inplace = False  # of a module that was made as PyTorch's
+    inplace = False  # default of a module that `convert` replaced
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         if target.is_floating_point():
@@ -167,20 +167,22 @@ class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
         )
 
     @staticmethod
-    def lacks(module: Any) -> tuple[str, str, str] | None:
+    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
         if module.label_smoothing:
             return "label_smoothing", "0.0", shown(module.label_smoothing)
         return None
 
 
 def type_of_norm(x: Tensor, weight: Tensor | None) -> torch.dtype:
-    """The dtype of a norm's result."""
+    """Return the dtype of a norm's result."""
     return x.dtype if weight is None else weight.dtype
 
 
-def _not_in_place(module: Any) -> tuple[str, str, str] | None:
+def _in_place_option(module: Any) -> tuple[str, str, str] | None:
+    """Return the unsupported argument inplace=True, if the module has it."""
     return ("inplace", "False", "True") if module.inplace else None
 
 
-def _of_a_dimension(module: Any) -> tuple[str, str, str] | None:
+def _missing_dim(module: Any) -> tuple[str, str, str] | None:
+    """Return the unsupported argument dim=None, if the module has it."""
     return ("dim", "a dimension", "None") if module.dim is None else None

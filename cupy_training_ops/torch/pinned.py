@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Pinned readback: numbers that a GPU writes into the host's memory, read when they are there."""
+"""Pinned readback: a GPU writes numbers to page-locked memory, the host reads them later."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from torch import Tensor
 from .coding import raw_stream
 
 NUMBERS = 4
-ROWS = 1024  # that are allocated at a time
+ROWS = 1024  # allocated at a time
 
 
 class Row:
-    """Page-locked memory for float32 numbers, which the GPU knows by the same address."""
+    """Page-locked memory for float32 numbers, at the same address for the GPU."""
 
     __slots__ = ("address", "event", "numbers", "tolist")
 
     def __init__(self, numbers: Tensor, address: int, event: torch.cuda.Event) -> None:
         self.numbers, self.address = numbers, address
-        self.event = event  # recorded behind what writes them
-        self.tolist: Callable[[], Any] = memoryview(numbers.numpy()).tolist  # the quickest
+        self.event = event  # recorded after the writes
+        self.tolist: Callable[[], Any] = memoryview(
+            numbers.numpy()
+        ).tolist  # faster than Tensor.tolist
 
 
 class Rows:
-    """The rows of a GPU, which are used again and never freed: queued work may still write them."""
+    """A pool of rows of a GPU; they are never freed, as queued work may still write them."""
 
     def __init__(self) -> None:
         self._free: deque[Row] = deque()
         self._used: deque[Row] = deque()
 
     def take(self) -> Row:
-        """Take a row that nothing writes to."""
+        """Take a row that no queued work writes."""
         try:
             return self._free.pop()
         except IndexError:
@@ -47,11 +49,11 @@ class Rows:
                 self._free.extend(_allocate_rows())
 
     def give_back(self, row: Row) -> None:
-        """Let a row be used again, once its work is done."""
+        """Return a row to the pool; it is free once its event is done."""
         self._used.append(row)
 
     def _free_finished(self) -> None:
-        """Free the oldest whose work is done; each is another thread's or ours, never both's."""
+        """Free the oldest rows whose events are done; threads pop different rows."""
         for _ in range(len(self._used)):
             try:
                 row = self._used.popleft()
@@ -68,22 +70,22 @@ def _allocate_rows() -> list[Row]:
     return [Row(row, row.data_ptr(), torch.cuda.Event()) for row in numbers.unbind()]
 
 
-_ROWS: defaultdict[int, Rows] = defaultdict(Rows)  # by GPU: an event is one GPU's
+_ROWS: defaultdict[int, Rows] = defaultdict(Rows)  # by GPU, as an event belongs to one
 _STREAMS: dict[tuple[int, int], object] = {}
 
 
 class PinnedNumbers:
-    """Numbers to come, with the event behind them."""
+    """Numbers that queued work will write, and the event after it."""
 
     __slots__ = ("_index", "_is_recorded", "_n", "_row", "event")
 
     def __init__(self, index: int, n: int = NUMBERS) -> None:
         self._index, self._n, self._is_recorded = index, n, False
         self._row = row = _ROWS[index].take()
-        self.event = row.event  # behind what writes them: while these are held it is nobody else's
+        self.event = row.event
 
     def __del__(self) -> None:
-        if self._is_recorded:  # else nobody knows when it is written
+        if self._is_recorded:  # else the row is never reused, as its writes may be pending
             _ROWS[self._index].give_back(self._row)
 
     def data_ptr(self) -> int:
@@ -95,17 +97,17 @@ class PinnedNumbers:
         self._row.numbers[: self._n].copy_(numbers, non_blocking=True)
 
     def record(self) -> None:
-        """Record the event on the current stream, behind what writes the numbers."""
+        """Record the event on the current stream, after the work that writes the numbers."""
         self.event.record(_current_stream(self._index))
         self._is_recorded = True
 
     def tolist(self) -> list[float]:
-        """Return the numbers, once they are there."""
+        """Return the numbers; call it after the event."""
         return self._row.tolist()[: self._n]  # type: ignore[no-any-return]
 
 
 def _current_stream(index: int) -> torch.cuda.Stream:
-    """Return PyTorch's current stream; one object for each is kept, since it takes long to make."""
+    """Return PyTorch's current stream, as a cached object: making one takes long."""
     if raw_stream is None:
         return torch.cuda.current_stream(index)
     key = index, raw_stream(index)
@@ -113,7 +115,7 @@ def _current_stream(index: int) -> torch.cuda.Stream:
 
 
 def read_later(numbers: Tensor | PinnedNumbers, index: int) -> tuple[object, object]:
-    """Return numbers that were queued, and the event behind them; None for the host's own."""
+    """Return (numbers, event after which they can be read); the event is None on the host."""
     if index < 0:
         return numbers, None
     if not isinstance(numbers, PinnedNumbers):
@@ -124,7 +126,7 @@ def read_later(numbers: Tensor | PinnedNumbers, index: int) -> tuple[object, obj
 
 
 def copy_to_host(numbers: Tensor, index: int) -> tuple[Tensor, object]:
-    """Return a copy on the host of numbers of any type, and the event behind, as `read_later`."""
+    """Return (copy on the host, event after which it can be read), for numbers of any dtype."""
     if index < 0:
         return numbers, None
     copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Save rules: what a torch function makes of a tensor that it saves, and the codec that follows.
+"""Save rules: how exactly a torch function needs a tensor that it saves, and so which codec.
 
-A function that is not in the table is unknown, as all is that C++, scripts, compiled regions and
-custom functions call.
+A function without a rule needs all bits; so do calls from C++, scripts, compiled regions and custom
+Functions, which nothing shows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from ..activations.policies import (
 )
 from .modes import Arguments, Call, Named
 
-# What gives the same numbers in other words: a tensor made so is as its source. Casts are those of
-# autocast, and no parameter is the base of one.
+# Views, copies and casts: their results are treated as their source. Casts are those of autocast.
 SAME_NUMBERS = frozenset(
     f"{name}Backward{i}"
     for i in (0, 1)
@@ -39,19 +38,21 @@ SAME_NUMBERS = frozenset(
     )
 )
 
-# Needs beside those that the guards know.
-SIGN = "sign"  # its sign alone
-SHAPE = "shape"  # nothing but its shape
-EXACT = "exact"
+# Needs, beside those in `error_check`.
+SIGN = "sign"  # only its sign
+SHAPE = "shape"  # only its shape
+EXACT = "exact"  # all bits
 
 
 class Use(NamedTuple):
-    """The need of a consumer for a tensor that it saves."""
+    """How a consumer, a torch function, needs a tensor that it saves."""
 
     consumer: str
     need: str
-    groups: tuple[int, ...] = ()  # dimensions that tell apart what is centred; () where unknown
-    runs: int = 0  # of group norm: groups a sample, each a run of neighbours
+    groups: tuple[
+        int, ...
+    ] = ()  # dimensions whose indices identify a group with its own mean; () if unknown
+    runs: int = 0  # of group norm: groups of a sample, contiguous in memory
 
 
 UNKNOWN = Use("", EXACT)
@@ -59,7 +60,7 @@ UNKNOWN = Use("", EXACT)
 
 # ---- operands ------------------------------------------------------------------------------------
 
-# Types of nodes: a look at one takes less than at its name.
+# Types of nodes: faster to compare than their names.
 SAME_NODES = frozenset(
     getattr(torch._C._functions, name)
     for name in SAME_NUMBERS
@@ -69,14 +70,14 @@ LEAF_NODE = torch._C._functions.AccumulateGrad
 
 
 def source_of(node: Any) -> object:
-    """Return the node whose numbers views and casts show."""
+    """Return the node before views, copies and casts."""
     while type(node) in SAME_NODES:
         node = node.next_functions[0][0]
     return node
 
 
 def is_computed(x: Tensor) -> bool:
-    """Return True if a tensor is neither a parameter nor one in other words."""
+    """Return True if a tensor is neither a parameter nor a view or cast of one."""
     node = x.grad_fn
     if node is None:
         return not x.requires_grad
@@ -84,7 +85,7 @@ def is_computed(x: Tensor) -> bool:
 
 
 def n_computed(args: Iterable[object]) -> int:
-    """Count the tensors among arguments, also in lists, that are no parameters."""
+    """Count tensors among arguments, also in lists, that are not parameters."""
     n = 0
     for each in args:
         if each is None:
@@ -97,7 +98,7 @@ def n_computed(args: Iterable[object]) -> int:
 
 
 def is_same(x: Tensor, source: object) -> bool:
-    """Return True if x is the source, or that in other words."""
+    """Return True if x is the source, or a view or cast of it."""
     if x is source:
         return True
     if not isinstance(source, Tensor):
@@ -115,18 +116,18 @@ def argument(args: Arguments, kwargs: Named, place: int, name: str) -> Any:
 # ---- the table -----------------------------------------------------------------------------------
 
 Dimensions = tuple[int, ...]
-Answer = Any  # what a rule has to know of a call, hashable
+Answer = Any  # what a rule reads from a call, hashable
 CallFacts: TypeAlias = (
-    "tuple[Rule, Answer] | str | None"  # of a function without a rule its name; None is unknown
+    "tuple[Rule, Answer] | str | None"  # the name of a function without a rule; None: unknown
 )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rule:
-    """A function's rule: `use(x, ask(x, args, kwargs))` is its use of a tensor x that it saves.
+    """A function's rule: `use(x, ask(x, args, kwargs))` is its Use of a tensor x that it saves.
 
-    `ask` looks at the call; `use` at its answer, and at the shape and strides of x alone, so that
-    tensors of one form with the same answer have the same use.
+    `use` depends only on the answer of `ask` and on the shape and strides of x, so that it is
+    computed once for tensors alike.
     """
 
     ask: Callable[[Tensor, Arguments, Named], Answer]
@@ -139,7 +140,8 @@ def usual_groups(x: Tensor) -> Dimensions:
 
 
 def features_of_heads(x: Tensor) -> Dimensions:
-    """Return heads and features of (samples, heads, rows, features) where they lie side by side."""
+    """Return (1, 3) of (samples, heads, rows, features) if heads and features are neighbours in
+    memory, else the last dimension."""
     is_turned = x.dim() == 4 and x.stride(1) < x.stride(2)
     return (1, 3) if is_turned else (x.dim() - 1,)
 
@@ -147,7 +149,7 @@ def features_of_heads(x: Tensor) -> Dimensions:
 def _product(name: str, groups: Callable[[Tensor, bool], Dimensions]) -> Rule:
     """Make the rule of a product: linear in what is saved, if all other operands are parameters.
 
-    groups: of x, and of whether it is the left operand, the dimensions of features.
+    groups(x, is_left): the dimensions of features; is_left: x is the left operand.
     """
 
     def ask(_: Tensor, args: Arguments, kwargs: Named) -> tuple[bool, bool]:
@@ -165,12 +167,12 @@ def _product(name: str, groups: Callable[[Tensor, bool], Dimensions]) -> Rule:
 
 
 def _features(x: Tensor, is_left: bool) -> Dimensions:
-    """Return the last dimension, where the parameter stands on the right; else none is known."""
+    """Return the last dimension if the parameter is the right operand, else ()."""
     return (x.dim() - 1,) if is_left else ()
 
 
 def _same(*groups: int) -> Callable[[Tensor, object], Dimensions]:
-    """These dimensions, whatever the tensor."""
+    """Return a function that returns these dimensions for any tensor."""
     return lambda *_: groups
 
 
@@ -196,7 +198,7 @@ def _input(name: str, need: str) -> Rule:
 def _attention(name: str) -> Rule:
     """Make the rule of attention: query, key, value and result are operands of products.
 
-    The statistics of rows, its results behind the first, are needed exactly.
+    Its other results, statistics of rows, are needed exactly.
     """
 
     def ask(x: Tensor, args: Arguments, kwargs: Named) -> bool:
@@ -215,11 +217,10 @@ def _attention(name: str) -> Rule:
 
 
 def _norm(name: str, groups: Callable[[Tensor, int], Dimensions], extent: str) -> Rule:
-    """Make the rule of a norm: it centres its input, and needs its statistics exactly.
+    """Make the rule of a norm: it subtracts means of its input, and needs its statistics exactly.
 
-    extent: the name of the second argument, from which `ask` makes a number: INNER, dimensions of a
-    row; RUNS, groups a sample; "", 0. groups: of x and that number, the dimensions that tell apart
-    what is centred: for (N, C) with rows of one dimension (0,).
+    extent: the second argument: INNER -> dimensions of a row; RUNS -> groups of a sample; "" -> 0.
+    groups(x, that number): the dimensions whose indices identify a mean: (0,) for rows of (N, C).
     """
 
     def ask(x: Tensor, args: Arguments, kwargs: Named) -> int | None:
@@ -239,13 +240,12 @@ def _norm(name: str, groups: Callable[[Tensor, int], Dimensions], extent: str) -
 
 
 def _rows(x: Tensor, n_inner: int) -> Dimensions:
-    """All dimensions but the last ones, which are a row: (0, 1) for 3 dimensions with 1 in a
-    row."""
+    """Return all dimensions but the `n_inner` last: (0, 1) for 3 dimensions and n_inner = 1."""
     return tuple(range(x.dim() - n_inner))
 
 
 def _functions(*names: str) -> Iterator[tuple[str, object]]:
-    """Yield functions of these names, wherever PyTorch has them."""
+    """Yield (name, function) for each place where PyTorch has one of these names."""
     homes = (torch, functional, Tensor, torch._C._nn)
     for name in names:
         yield from ((name.strip("_"), getattr(home, name)) for home in homes if hasattr(home, name))
@@ -286,21 +286,21 @@ def _table() -> dict[object, Rule]:
 
 
 TABLE = _table()
-# Of operators of the namespace `cto`, whose nodes save the same.
+# Rules of operators of the namespace `cto`.
 OURS = {name: _norm(name, _rows, INNER) for name in ("layer_norm", "rms_norm")} | {
     name: _input(name, SMOOTH) for name in ("gelu", "quick_gelu")
 }
-# They centre each feature or channel, and so the gradient of the product that they follow.
+# Norms that subtract the mean of each channel, also from the gradient of the product before them.
 NORMS = frozenset(function for _, function in _functions(*BATCH, *INSTANCE))
-DEVIATIONS = ("var", "std", "var_mean", "std_mean")  # of samples, where a norm is written by hand
+DEVIATIONS = ("var", "std", "var_mean", "std_mean")  # of hand-written norms
 CENTRING = NORMS | {function for _, function in _functions(*DEVIATIONS)}
 
 
 def centres(x: Tensor, call: Call) -> bool:
-    """Return True if a call of a function of CENTRING takes a mean over samples, for each channel.
+    """Return True if a call of a function of CENTRING takes a mean for each channel.
 
-    A batch norm always does; var(x, dim=(0, 2, 3)) of images does, var(x, dim=1) does not. Where
-    `x` is no batch of images its last dimension stands for the channels.
+    A batch norm does; var(x, dim=(0, 2, 3)) of images does, var(x, dim=1) does not. Channels of
+    other tensors than images are the last dimension.
     """
     function, args, kwargs = call
     if function in NORMS:
@@ -317,7 +317,7 @@ BETWEEN = (__name__.rpartition(".")[0], "torch.autograd.function")
 
 
 def _is_block_input() -> bool:
-    """Return True if torch.utils.checkpoint saves what a block is run from again."""
+    """Return True if torch.utils.checkpoint is saving the input of a block."""
     frame = sys._getframe(1)
     while (name := str(frame.f_globals.get("__name__"))).startswith(BETWEEN) and frame.f_back:
         frame = frame.f_back
@@ -325,7 +325,7 @@ def _is_block_input() -> bool:
 
 
 def call_facts(x: Tensor, call: Call | None) -> CallFacts:
-    """Return what decides, of the torch function under way, on its use of a saved tensor."""
+    """Return what `use_of` needs to know of the running torch function, hashable."""
     if call is None:
         return CHECKPOINT if _is_block_input() else None
     function, args, kwargs = call
@@ -336,7 +336,7 @@ def call_facts(x: Tensor, call: Call | None) -> CallFacts:
 
 
 def use_of(x: Tensor, facts: CallFacts) -> Use:
-    """Return the use that a call makes of a tensor."""
+    """Return how a call needs a tensor that it saves."""
     if facts is None:
         return UNKNOWN
     if isinstance(facts, str):
@@ -353,11 +353,11 @@ MAKE_ZEROS = frozenset({"ReluBackward0", "ThresholdBackward0", "NativeDropoutBac
 
 @dataclass(frozen=True, eq=False)
 class TorchPolicy:
-    """A rule that chooses codecs by who saves a tensor, or by who made it."""
+    """A choice of codecs: by the consumer of a tensor, or by the node that computed it."""
 
     choose: Callable[[str, str, tuple[int, ...], str, Use], str | None]
-    by_consumer: bool  # codes are checked, and who needs a tensor exactly has it
-    uses_consumer: bool
+    by_consumer: bool  # by need; errors of codes are checked
+    uses_consumer: bool  # `choose` depends on `use`
 
     def codec_or_reason(
         self, name: str, dtype: str, shape: tuple[int, ...], need: str, use: Use
@@ -374,7 +374,7 @@ class TorchPolicy:
 def by_consumer(
     smooth: Mapping[str, str], _name: str, dtype: str, _shape: object, need: str, use: Use
 ) -> str | None:
-    """Choose codes for linear consumers; `smooth` has those for smooth functions, by dtype."""
+    """Choose by need; smooth: codecs for smooth functions and products, by dtype."""
     if need == "mask":
         return "pack1"
     if use.need == EXACT:
@@ -383,7 +383,7 @@ def by_consumer(
 
 
 def small(name: str, dtype: str, shape: tuple[int, ...], need: str) -> str | None:
-    """Choose sparse codes where an operation makes zeros; elsewhere MSFP15 is shorter."""
+    """Choose sparse codes if an operation makes zeros, else MSFP15, which is then shorter."""
     policy = POLICIES["small" if name in MAKE_ZEROS else "plain_msfp15"]
     return policy(name, dtype, shape, need)
 

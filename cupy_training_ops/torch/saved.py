@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Saved tensors: what those that are alike have in common, what is held of one, and statistics.
+"""Data of hooks: `Form` and `Kind` for all tensors alike, an `Entry` for each, `Statistics`.
 
-A `Kind` is known once for all tensors of one form and one use; an `Entry` is one tensor; the
-`Statistics` count what became of all.
+A Form is a tensor's metadata and the node that computed it. A Kind is a Form and a Use, who saves
+the tensor for what; it has the codec, or the reason why the tensor is not compressed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .coding import Stream, coding, current_stream
 from .modes import AT_ANY_TIME
 from .save_rules import SAME_NUMBERS, CallFacts, TorchPolicy, Use, use_of
 
-SMALL = 64 * 1024  # bytes below which a tensor is not worth its launches
-MANY = 4096  # kinds that a policy is remembered for
+SMALL = 64 * 1024  # bytes; smaller tensors are not worth the launches
+MANY = 4096  # forms, and kinds of a form, that are cached
 
 DTYPES = {
     torch.float32: "float32",
@@ -41,14 +41,14 @@ LOG_PROBABILITIES = frozenset({"LogSoftmaxBackward0", "LogsumexpBackward0"})
 
 # ---- kinds ---------------------------------------------------------------------------------------
 
-FormKey = tuple[Any, ...]  # type of the node that made a tensor, dtype, shape, strides, device
-CODES, HALF, WHOLE = range(3)  # ranks: how exactly a tensor is held
-_numbers = itertools.count(step=1 << 32)  # more than a step has of one kind
+FormKey = tuple[Any, ...]  # type of grad_fn, dtype, shape, strides, device
+CODES, HALF, WHOLE = range(3)  # ranks: how exactly a tensor is stored
+_numbers = itertools.count(step=1 << 32)  # no step saves so many tensors of one kind
 _forms: MutableMapping[TorchPolicy, dict[FormKey, Form]] = weakref.WeakKeyDictionary()
 
 
 class Form:
-    """The form of saved tensors that are alike, whoever saves them."""
+    """Metadata that saved tensors have in common, and kinds by who saves them."""
 
     __slots__ = (
         *("device", "dtype", "empty", "has_history", "index", "kinds", "name", "nbytes"),
@@ -57,58 +57,58 @@ class Form:
 
     def __init__(self, key: FormKey) -> None:
         maker, self.dtype, self.shape, self.strides, self.device = key
-        self.name = maker.__name__  # of the operation that made them
+        self.name = maker.__name__  # "ReluBackward0"
         self.index = gpu_of(self.device)
         self.size = math.prod(self.shape)
         self.nbytes = self.size * self.dtype.itemsize
         self.order = order_of(self.shape, self.strides, 1)
-        # They may be log-probabilities in other words.
+        # A view may be one of log-probabilities.
         self.views = self.name in SAME_NUMBERS
-        # Of a normalisation all results but the first are statistics, a few numbers a row.
+        # All results of a normalisation but the first are statistics, a few numbers a row.
         self.has_history = self.views or "Norm" in self.name
-        self.reason = _reason(self)  # why they pass as they are; empty where they may not
+        self.reason = _reason(self)  # why they are not compressed; "" if they may be
         self.kinds: dict[CallFacts, Kind] = {}
         self.empty: Callable[[], Tensor] | None = None
-        if not self.reason:  # half the time of torch.empty_strided
+        if not self.reason:  # takes half the time of torch.empty_strided
             one = torch.empty(0, dtype=self.dtype, device=self.device)
             self.empty = partial(one.new_empty_strided, self.shape, self.strides)
 
     def reason_of(self, x: Tensor, source: object) -> str:
-        """Return why a tensor passes for what made it, seen through views; empty where it does not.
+        """Return why the node that computed a tensor forbids compression, or "".
 
-        "statistics": a norm's results behind the first. source: the node whose numbers views show.
+        source: that node, seen through views and casts.
         """
         if not self.views:
             return "statistics" if x.output_nr else ""
         return "log-probabilities" if type(source).__name__ in LOG_PROBABILITIES else ""
 
 
-@dataclass(frozen=True, eq=False, slots=True)  # known by identity: its hash is taken at each save
+@dataclass(frozen=True, eq=False, slots=True)  # eq=False: the hash is the identity's
 class Kind:
-    """Saved tensors of one form and one use: how they are encoded, or why they pass as they are."""
+    """Saved tensors of one form and one use: how they are encoded, or why they are not."""
 
-    form: Form  # of the tensor that is encoded: others may have the same memory
+    form: Form  # of the tensor that was encoded: others may share its memory
     use: Use
-    reason: str  # empty where they are compressed
-    is_exact: bool  # who saves them needs all bits: an entry holds them whole, for all others too
+    reason: str  # why they are not compressed, or ""
+    is_exact: bool  # the consumer needs all bits: the entry stores the tensor for all consumers
     codec: str
-    coding: Any  # a Coding, or None where they pass
+    coding: Any  # a Coding, or None without a codec
     check: ErrorCheck  # of the codes
-    measure: str  # the check's
-    rank: int  # CODES, HALF or WHOLE: an entry of a lower one is filled again
-    empty: Any  # allocates codes; None where they pass
+    measure: str  # of `check`
+    rank: int  # CODES, HALF or WHOLE: an entry of a lower rank is filled again
+    empty: Any  # allocates codes; None without a codec
     nbytes: int  # of the tensor
     index: int  # of the GPU, -1 for the host
-    number: int  # the place of its first tensor in a step; the others' follow
+    number: int  # identifies its first tensor of a step; number + i the i-th
 
 
 def forms_of(policy: TorchPolicy) -> dict[FormKey, Form]:
-    """Return the forms known under a policy, which live as long as it does."""
+    """Return the cache of forms of a policy, which lives as long as it does."""
     return _forms.setdefault(policy, {})
 
 
 def new_form(forms: dict[FormKey, Form], key: FormKey) -> Form:
-    """Make a form, and remember it."""
+    """Make a form and cache it."""
     if len(forms) >= MANY:
         forms.clear()
     form = forms[key] = Form(key)
@@ -116,7 +116,7 @@ def new_form(forms: dict[FormKey, Form], key: FormKey) -> Form:
 
 
 def new_kind(policy: TorchPolicy, form: Form, x: Tensor, facts: CallFacts) -> Kind:
-    """Make a kind of tensors like x, by who saves them, or take one of the same use."""
+    """Return the form's kind with the use that follows from these facts, or make it."""
     if len(form.kinds) >= MANY:
         form.kinds.clear()
     use = use_of(x, facts)
@@ -126,8 +126,7 @@ def new_kind(policy: TorchPolicy, form: Form, x: Tensor, facts: CallFacts) -> Ki
 
 
 def _make_kind(policy: TorchPolicy, form: Form, use: Use) -> Kind:
-    """A form that is never compressed has its reason, whoever saves it; only a policy by
-    consumers makes a kind exact, of which `Entry` holds the tensor itself."""
+    """Choose the codec of a form and a use; only policies by consumer make exact kinds."""
     codec, reason, is_exact = "", form.reason, False
     if not reason:
         need = "mask" if form.dtype == torch.bool else "value"
@@ -159,7 +158,7 @@ def _allocator(nbytes: int, device: torch.device) -> Callable[[], Tensor]:
 
 
 def _check_of(policy: TorchPolicy, codec: str, form: Form, use: Use) -> ErrorCheck:
-    """The codes of some codecs are measured, where the policy asks who saves a tensor."""
+    """Return the error check of a codec; a policy that ignores consumers has none."""
     measure = MEASURES.get(codec, "") if policy.by_consumer else ""
     if not measure:
         return ErrorCheck("", use.need)
@@ -170,10 +169,10 @@ def _check_of(policy: TorchPolicy, codec: str, form: Form, use: Use) -> ErrorChe
 def grouping_of(
     shape: tuple[int, ...], order: tuple[int, ...], groups: tuple[int, ...], runs: int
 ) -> Grouping | None:
-    """Groups as they lie in memory: (outer, groups, inner); None where they lie otherwise.
+    """View memory as (outer, groups, inner); None if groups do not lie so.
 
-    shape, order: the tensor's, dimensions from the outermost in memory to the innermost. groups:
-    the dimensions that tell groups apart. runs: in place of them so many runs a sample.
+    order: dimensions from the outermost in memory to the innermost. groups: the dimensions whose
+    indices identify a group; or, of group norm, `runs` groups a sample.
     Images (N, C, H, W) with groups (1,) have (N, C, H * W), with channels last (N * H * W, C, 1).
     """
     n = math.prod(shape)
@@ -196,7 +195,7 @@ def gpu_of(device: torch.device) -> int:
 
 
 def _reason(form: Form) -> str:
-    """Return why tensors pass untouched; empty where they do not."""
+    """Return why a form is never compressed, or ""."""
     if form.dtype not in DTYPES:
         return "dtype"
     if form.device.type not in ("cpu", "cuda"):
@@ -208,20 +207,16 @@ def _reason(form: Form) -> str:
 
 # ---- one tensor ----------------------------------------------------------------------------------
 
-Untouched: TypeAlias = tuple[Tensor, int]  # a tensor as it is, and the version it was saved in
+Untouched: TypeAlias = tuple[Tensor, int]  # a tensor and its version when it was saved
 
 
-def leave(x: Tensor) -> Untouched:
-    """Hold a tensor as it is.
-
-    A tensor holds its own graph, which would keep itself alive without a backward where the tensor
-    is a result, or is written after it was saved.
-    """
+def store_untouched(x: Tensor) -> Untouched:
+    """Store a tensor itself, detached: a result that is saved would keep its own graph alive."""
     return x if x.is_leaf else x.detach(), x._version
 
 
-def take_back(untouched: Untouched) -> Tensor:
-    """Return the tensor, if nobody wrote into it."""
+def restore(untouched: Untouched) -> Tensor:
+    """Return the tensor; RuntimeError if it was written since."""
     x, version = untouched
     if x._version != version:
         raise RuntimeError(
@@ -233,13 +228,13 @@ def take_back(untouched: Untouched) -> Tensor:
 
 
 class Entry(pending.Entry):
-    """One activation; all that saved it hold the same. Its `original` is an Untouched or None."""
+    """One activation, shared by all that save it. `original` is an Untouched or None."""
 
-    uses = left = 1  # how many saved it, and how many of them are still to ask
-    decoded: Tensor | None = None  # for the next use, where that follows at once
+    uses = left = 1  # nodes that saved it, and those of them that have not unpacked it
+    decoded: Tensor | None = None  # cached for the next use
     decoded_version = 0
-    copy: Tensor | None = None  # of what was encoded first, where writes are looked for
-    is_centred = False  # features are, by the norm that took the product's result
+    copy: Tensor | None = None  # of the original, in checking mode
+    is_centred = False  # a norm removes the feature means of the product's result
     statistics: Statistics
 
     def __init__(
@@ -249,15 +244,15 @@ class Entry(pending.Entry):
         kind: Kind,
         stream: Stream,
         history: int | None,
-        lent_at: object,
+        exposed_at: object,
         statistics: Statistics,
     ) -> None:
-        """history: the number of the node that made the tensor. lent_at: when its memory was lent
-        to what may write it unseen; None if never."""
+        """history: sequence number of the tensor's node. exposed_at: identifies the last call that
+        exposed the memory to unseen writes (`modes.expose`), or None."""
         self.storage, self.version, self.stream = weakref.ref(storage), version, stream
-        self.history, self.lent_at = history, lent_at
+        self.history, self.exposed_at = history, exposed_at
         self.kind, self.statistics = kind, statistics
-        self.form = kind.form  # of the first that saved it
+        self.form = kind.form  # of the first tensor that was saved
 
     def is_same(
         self,
@@ -266,20 +261,19 @@ class Entry(pending.Entry):
         form: Form,
         stream: Stream,
         history: int | None,
-        lent_at: object,
+        exposed_at: object,
     ) -> bool:
-        """Return True if a tensor has the bits of this entry, whose codes are there on its stream.
+        """Return True if a tensor has this entry's bits, and the codes are ready on its stream.
 
-        So it is for one storage, version and node, if the memory was lent to nobody since who may
-        write it unseen, and never to one who may at any time. Dense memory is equal under any
-        shape.
+        They are equal if storage, version and node are, and if no unseen write can have come in
+        between. Shapes may differ, as the memory is dense.
         """
         own = self.form
         return (
             self.storage() is storage
             and self.version == version
             and self.history == history
-            and self.lent_at is lent_at is not AT_ANY_TIME
+            and self.exposed_at is exposed_at is not AT_ANY_TIME
             and self.stream is stream
             and own.size == form.size
             and own.dtype is form.dtype
@@ -291,18 +285,18 @@ class Entry(pending.Entry):
 
     @property
     def rank(self) -> int:
-        """How exactly the tensor is held now: CODES, HALF or WHOLE."""
+        """Return how exactly the tensor is stored now: CODES, HALF or WHOLE."""
         return WHOLE if self.code is None else self.kind.rank
 
-    def hold_codes(self, kind: Kind, code: Tensor) -> None:
-        """Hold codes, in place of shorter ones."""
+    def store_codes(self, kind: Kind, code: Tensor) -> None:
+        """Store codes; those of a lower rank are replaced."""
         if self.code is not None:
             self.statistics.remove_codes(self.kind, self.code.nbytes)
         self.kind, self.code, self.decoded = kind, code, None
         self.statistics.add_codes(kind)
 
-    def hold_whole(self, original: Untouched, reason: str, consumer: str) -> None:
-        """Hold the tensor itself."""
+    def store_whole(self, original: Untouched, reason: str, consumer: str) -> None:
+        """Store the tensor itself, in place of codes."""
         self.original = original
         if self.code is not None:
             self.statistics.remove_codes(self.kind, self.code.nbytes)
@@ -317,41 +311,40 @@ class Entry(pending.Entry):
             self.statistics.add_share(self.kind)
 
     def reject(self, check: Any, failure: str) -> None:
-        """Hold the tensor in place of codes that failed their check."""
+        """Store the tensor in place of codes that failed their check."""
         consumer = check.kind.use.consumer
         self.statistics.add_failure(consumer, failure)
-        self.hold_whole(self.original, "guard", consumer)
+        self.store_whole(self.original, "guard", consumer)
 
     def shorten(self, nbytes: int) -> None:
-        """Give back the memory behind codes, if the stream that they are on is the current one."""
+        """Free the memory after the codes' end, if their stream is the current one."""
         if self.stream is current_stream(self.kind.index):
             super().shorten(nbytes)
 
     def copy_codes(self, nbytes: int) -> object:
-        """Copy the first bytes of the codes into memory of PyTorch's allocator."""
+        """Copy the first bytes of the codes."""
         return self.code[:nbytes].clone()
 
 
 # ---- statistics ----------------------------------------------------------------------------------
 
-# Tensors that became codes, that were saved while these were there; bytes of tensors, and of codes.
+# Tensors that were encoded, that shared existing codes; bytes of tensors, bytes of codes.
 COLUMNS = ("tensors", "shared", "before", "after")
 
 
 class Statistics(pending.HeldBytes):
-    """Counts of tensors and bytes, from any thread."""
+    """Counts of tensors and bytes; thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Tensors that are codes, that were saved while their codes were there; bytes by which codes
-        # are shorter than the longest.
+        # Tensors encoded, tensors that shared codes, bytes by which codes are below code_nbytes.
         self._kinds: defaultdict[Kind, list[int]] = defaultdict(lambda: [0, 0, 0])
-        self._passed: defaultdict[str, int] = defaultdict(int)
-        self._untouched: Counter[str] = Counter()  # bytes, by who saved them
-        self._failed: Counter[str] = Counter()  # checks, by who saved the tensor
+        self._passed: defaultdict[str, int] = defaultdict(int)  # uncompressed bytes, by reason
+        self._untouched: Counter[str] = Counter()  # the same, by consumer
+        self._failed: Counter[str] = Counter()  # checks, by consumer and reason
 
     def add_codes(self, kind: Kind) -> None:
-        """Count a tensor that became codes."""
+        """Count a tensor that was encoded."""
         with self.lock:
             self._kinds[kind][0] += 1
             self.held += kind.coding.code_nbytes
@@ -359,24 +352,24 @@ class Statistics(pending.HeldBytes):
                 self.peak = self.held
 
     def remove_codes(self, kind: Kind, nbytes: int) -> None:
-        """Take off codes of so many bytes, which gave way to the tensor or to longer ones."""
+        """Subtract codes of so many bytes, which were replaced."""
         with self.lock:
             self._kinds[kind][0] -= 1
             self._kinds[kind][2] -= kind.coding.code_nbytes - nbytes
             self.add(-nbytes)
 
     def shorten_codes(self, kind: Kind, nbytes: int) -> None:
-        """Note that codes have no more bytes than that."""
+        """Note the length of codes."""
         with self.lock:
             self._kinds[kind][2] += kind.coding.code_nbytes - nbytes
 
     def add_share(self, kind: Kind) -> None:
-        """Count a tensor that was saved while its codes are there."""
+        """Count a tensor that shares existing codes."""
         with self.lock:
             self._kinds[kind][1] += 1
 
     def add_untouched(self, reason: str, nbytes: int, consumer: str | None = None) -> None:
-        """Add up bytes of tensors that were left as they are: by reason, and by who saves them."""
+        """Count bytes of a tensor that is not compressed."""
         with self.lock:
             self._passed[reason] += nbytes
             if consumer is not None:
@@ -388,14 +381,14 @@ class Statistics(pending.HeldBytes):
             self._failed[f"{consumer} {reason}"] += 1
 
     def coded_and_left(self) -> tuple[int, int]:
-        """Return the bytes that were encoded, and those that the policy asked for in vain."""
+        """Return bytes that were encoded, and bytes that the policy wanted but could not encode."""
         with self.lock:
             before = sum(kind.nbytes * n for kind, (n, _, _) in self._kinds.items())
             wanted = {**self._passed, "parameter": 0, "policy": 0}
         return before, sum(wanted.values())
 
     def most_left(self) -> str:
-        """Say why most of what passed did."""
+        """Return the two main reasons why tensors were not compressed, with their bytes."""
         with self.lock:
             reasons = Counter(self._passed)
         del reasons["parameter"], reasons["policy"]
@@ -404,9 +397,9 @@ class Statistics(pending.HeldBytes):
     def report(self) -> dict[str, object]:
         """Return counts of tensors, and bytes, as plain dictionaries.
 
-        COLUMNS for all, by who made tensors in `names`, by who saved them in `consumers`; bytes of
-        codes now, `held`, and at most, `peak`; bytes that were left as they are by the reason in
-        `passed`, by who saved them in `untouched`; tensors whose codes failed in `failed`.
+        COLUMNS in total, by node in `names` and by consumer in `consumers`; bytes of codes now,
+        `held`, and at most, `peak`; uncompressed bytes by reason, `passed`, and by consumer,
+        `untouched`; numbers of tensors whose codes failed a check, `failed`.
         """
         with self.lock:
             kinds = [(kind, *counts) for kind, counts in self._kinds.items()]
@@ -428,10 +421,7 @@ class Statistics(pending.HeldBytes):
 def _table(
     kinds: Iterable[tuple[Any, ...]], name: Callable[[Kind], str]
 ) -> dict[str, dict[str, int]]:
-    """Add up COLUMNS over the kinds of each name.
-
-    kinds: (kind, encoded, shared, bytes by which codes are shorter than the longest).
-    """
+    """Sum COLUMNS over the kinds of each name; kinds: (kind, *counts of `Statistics._kinds`)."""
     rows: dict[str, dict[str, int]] = {}
     for kind, n, shared, shorter in kinds:
         row = rows.setdefault(name(kind), dict.fromkeys(COLUMNS, 0))

@@ -21,7 +21,7 @@ from never_sampled import NEVER_SAMPLED
 from cupy_training_ops import CompileError, ProviderError, get_op
 from cupy_training_ops.call.op import Op
 from cupy_training_ops.cli import machine, main
-from cupy_training_ops.cli.compile import _compiles, _failures
+from cupy_training_ops.cli.operators import _compiles, _failures
 from cupy_training_ops.cli.processes import workers
 from cupy_training_ops.declare.type_rows import combinations
 from cupy_training_ops.device import compiler

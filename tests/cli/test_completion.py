@@ -15,7 +15,7 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from cupy_training_ops import CODECS
-from cupy_training_ops.cli import completion, main
+from cupy_training_ops.cli import COMMAND, TURNED_ON, VARIABLE, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ def file(tmp_path) -> str:
 
 def completed(*words: str) -> list[str]:
     """What the last word may become, as Click's classes for all shells ask."""
-    of_shell = BashComplete(main, {}, completion.COMMAND, completion.VARIABLE)
+    of_shell = BashComplete(main, {}, COMMAND, VARIABLE)
     return [item.value for item in of_shell.get_completions(list(words[:-1]), words[-1])]
 
 
@@ -59,25 +59,25 @@ def test_arrays_of_the_files_that_are_given_are_completed(file) -> None:
         assert completed("encode", nothing, "out", "--name", "") == []
 
 
-@pytest.mark.parametrize("shell", completion.TURNED_ON)
+@pytest.mark.parametrize("shell", TURNED_ON)
 def test_help_has_the_line_that_turns_it_on(shell) -> None:
-    line = completion.TURNED_ON[shell]
+    line = TURNED_ON[shell]
     assert line in CliRunner().invoke(main, ["completion", "-h"]).output
     script = CliRunner().invoke(main, ["completion", shell])
     assert (script.exit_code, script.stderr) == (0, "")
-    assert completion.VARIABLE in script.stdout
+    assert VARIABLE in script.stdout
 
 
 @pytest.mark.thorough  # four processes
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
 def test_bash_completes(file, tmp_path) -> None:
     """The line of the help, evaluated, asks a command of that name for the names."""
-    command = tmp_path / completion.COMMAND
+    command = tmp_path / COMMAND
     command.write_text(f"#!{sys.executable}\nfrom cupy_training_ops.cli import main\nmain()\n")
     command.chmod(0o755)
-    script = f"""{completion.TURNED_ON["bash"]}
-COMP_WORDS=({completion.COMMAND} encode {file} out --name con); COMP_CWORD=5
-_cupy_training_ops_completion {completion.COMMAND}
+    script = f"""{TURNED_ON["bash"]}
+COMP_WORDS=({COMMAND} encode {file} out --name con); COMP_CWORD=5
+_cupy_training_ops_completion {COMMAND}
 echo "${{COMPREPLY[@]}}" """
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     result = subprocess.run(

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from cupy_training_ops import Packed, compress
-from cupy_training_ops.cli import encode_decode, main
+from cupy_training_ops.cli import files, main
 from cupy_training_ops.cli.inputs import Member
 from cupy_training_ops.cli.roundtrip import OF_FLOATS
 from cupy_training_ops.codecs import numpy_file
@@ -153,7 +153,7 @@ def test_a_write_that_breaks_leaves_the_old_file(command, source, tmp_path, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Packed, "save", full_disk)
-    monkeypatch.setattr(encode_decode, "write_header", full_disk)
+    monkeypatch.setattr(files, "write_header", full_disk)
     arguments = (source, out, "--codec", "pack8") if command == "encode" else (packed, out)
     assert_refused(call(command, *arguments, "--force"), "cannot write", "No space left")
     assert out.read_bytes() == b"old"

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from cupy_training_ops import __version__, compress
-from cupy_training_ops.cli import main, roundtrip, verify
+from cupy_training_ops.cli import main, operators, roundtrip
 from cupy_training_ops.cli.terminal import SCHEMA
 
 from .test_verify import StandIn
@@ -59,8 +59,8 @@ def expected(one: dict, command: str) -> list[str]:
 
 @pytest.mark.parametrize("command", ["roundtrip", "info", "doctor", "verify"])
 def test_an_object_is_what_the_page_says(command, files, monkeypatch) -> None:
-    monkeypatch.setattr(verify, "require_gpu", lambda: StandIn)
-    monkeypatch.setattr(verify, "computing", lambda _: "a GPU")
+    monkeypatch.setattr(operators, "require_gpu", lambda: StandIn)
+    monkeypatch.setattr(operators, "computing", lambda _: "a GPU")
     arguments = {
         "roundtrip": [files["arrays"], "--provider", "cpu"],
         "info": [files["arrays"], files["packed"]],

@@ -71,7 +71,7 @@ def test_what_is_special_is_said(monkeypatch):
         axis = attribute(integer)
         to = attribute(integer, 3, type="T")
 
-    monkeypatch.setattr("cupy_training_ops.cli.ops.operator", lambda *_: Odd)
+    monkeypatch.setattr("cupy_training_ops.cli.operators.operator", lambda *_: Odd)
     text = " ".join(call("Odd").stdout.split())
     for expected in (
         "X T device, any strides N int64 host, optional",

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from cupy_training_ops import get_op
-from cupy_training_ops.cli import machine, main, verify
+from cupy_training_ops.cli import machine, main, operators
 from cupy_training_ops.device.workspace import Workspaces
 from cupy_training_ops.registry import names
 from cupy_training_ops.testing.samples import all_samples, sampled_operators
@@ -26,7 +26,7 @@ class StandIn:
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU that computes as the CPU does."""
-    monkeypatch.setattr(verify, "require_gpu", lambda: StandIn)
+    monkeypatch.setattr(operators, "require_gpu", lambda: StandIn)
 
 
 def call(*arguments):
@@ -48,7 +48,7 @@ def test_agreement_passes_every_sample_of_every_operator():
 
 @pytest.mark.usefixtures("gpu")
 def test_one_wrong_value_fails_the_operator_it_is_in(monkeypatch, seed):
-    right = verify.placed_inputs
+    right = operators.placed_inputs
 
     def wrong(op, inputs, offset, xp):
         placed = right(op, inputs, offset, xp)
@@ -56,7 +56,7 @@ def test_one_wrong_value_fails_the_operator_it_is_in(monkeypatch, seed):
             placed[0].flat[-1] = -1.25 if placed[0].flat[-1] > 0 else 1.25
         return placed
 
-    monkeypatch.setattr(verify, "placed_inputs", wrong)
+    monkeypatch.setattr(operators, "placed_inputs", wrong)
     result = call("--seed", str(seed))
     assert result.exit_code == 1
     (failure,) = (line for line in result.stdout.splitlines() if "first failure" in line)
@@ -76,7 +76,7 @@ def test_a_tiny_error_fails_an_exact_operator_and_no_other(monkeypatch, name):
             off.view(np.uint32)[...] ^= np.isfinite(array)
         return off
 
-    monkeypatch.setattr(verify, "to_host", one_bit_off)
+    monkeypatch.setattr(operators, "to_host", one_bit_off)
     exact = get_op(name).bitwise_exact
     assert exact == (name != "TanhGrad")
     result = call("--op", name)
@@ -100,7 +100,7 @@ def test_an_output_that_is_not_written_fails(monkeypatch):
         def __call__(self, *inputs, out=None):
             return self._op(*inputs) if out is None else out
 
-    monkeypatch.setattr(verify, "get_op", lambda _: Lazy)
+    monkeypatch.setattr(operators, "get_op", lambda _: Lazy)
     result = call("--op", OP)
     empty = sum("empty" in sample.label for sample in all_samples()[OP])
     assert f"{empty} samples passed" in result.stdout
@@ -112,7 +112,7 @@ def test_a_call_that_raises_fails_and_the_rest_goes_on(monkeypatch):
     def broken(_):
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(verify, "poison", broken)
+    monkeypatch.setattr(operators, "poison", broken)
     result = call("--op", OP, "--op", "GistPack1Encoder")
     assert result.exit_code == 1
     assert result.stdout.count("illegal memory access") == 2

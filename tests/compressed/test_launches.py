@@ -58,8 +58,8 @@ def guarded(monkeypatch):
     monkeypatch.setattr(
         coding.torch.cuda, "is_current_stream_capturing", lambda: bool(is_capturing)
     )
-    monkeypatch.setattr(coding, "_ROOMS", {})
-    monkeypatch.setattr(coding, "_KEPT", [])
+    monkeypatch.setattr(coding, "_SCRATCH", {})
+    monkeypatch.setattr(coding, "_SCRATCH_TENSORS", [])
     with hollow_launches() as launches:
         ready = coding.coding.__wrapped__(
             "msfp15_signed", "bfloat16", N, 0, "tiles", (4, N // 16, 4)

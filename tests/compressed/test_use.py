@@ -166,7 +166,7 @@ def test_hooks_of_another_stream_follow_it(tensor, monkeypatch) -> None:
     x, followed = tensor() * 1, []
     streams = {"now": stream_of(7)}
     monkeypatch.setattr(activations, "current_stream", lambda _: streams["now"])
-    monkeypatch.setattr(activations, "_follow", followed.append)
+    monkeypatch.setattr(activations, "_wait_for_codes", followed.append)
     kept = cto.torch.compressed_activations(pack16)
     first = kept.pack(x)
     streams["now"] = stream_of(8)

@@ -224,7 +224,7 @@ def test_what_was_lent_is_not_held(tensor) -> None:
         h = tensor() * 1
         h.data.mul_(3)
     gone = weakref.ref(h.untyped_storage())
-    assert len(kept._lent) == 1
+    assert len(kept._exposed) == 1
     del h
     assert gone() is None
-    assert not kept._lent
+    assert not kept._exposed

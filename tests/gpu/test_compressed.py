@@ -227,9 +227,9 @@ def test_scratch_memory_of_a_stream_is_left_clear(torch) -> None:
             total.backward()
             assert kept.report()["tensors"] > 0
     torch.cuda.synchronize()
-    rooms = {made.data_ptr(): made for made in coding._KEPT}
-    assert len({key[1] for key in coding._ROOMS}) >= 2
-    for (_, _, zeros, _), address in coding._ROOMS.items():
+    rooms = {made.data_ptr(): made for made in coding._SCRATCH_TENSORS}
+    assert len({key[1] for key in coding._SCRATCH}) >= 2
+    for (_, _, zeros, _), address in coding._SCRATCH.items():
         assert not rooms[address][:zeros].any()
 
 

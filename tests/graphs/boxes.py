@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupy_training_ops.onnx import program
+from cupy_training_ops.onnx.graph import subgraphs
 
 
 class Box:
@@ -75,6 +76,9 @@ class Device:
     def zeros(self, shape: Any, dtype: Any) -> Box:
         return Box(np.zeros(shape, dtype))
 
+    def stack(self, boxes: list[Box]) -> Box:
+        return Box(np.stack([opened(box) for box in boxes]))
+
     def zeros_like(self, box: Box) -> Box:
         return Box(np.zeros_like(box.inside))
 
@@ -88,9 +92,11 @@ def each(value: Any, function: Any) -> Any:
     return [function(v) for v in value] if isinstance(value, list | tuple) else function(value)
 
 
-def runners(*given: Any) -> Any:
-    """What runs the nodes, on the device by NumPy behind its back."""
-    return {i: _boxed(known) for i, known in program.node_runners(*given).items()}
+def runners(graph: Any, *given: Any, **options: Any) -> Any:
+    """What runs the nodes, on the device by NumPy behind its back; nodes that run graphs see the
+    device themselves."""
+    found = program.node_runners(graph, *given, **options)
+    return {i: known if subgraphs(graph.nodes[i]) else _boxed(known) for i, known in found.items()}
 
 
 def _boxed(known: Any) -> Any:

@@ -121,7 +121,9 @@ def test_weights_of_classes_are_not_trained(rng) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     session = cto.onnx.TrainingSession.from_model(model, loss="loss", optimizer="SGD")
     assert list(session.parameters) == ["x"]
-    with pytest.raises(cto.ArgumentError, match="trainable: expected names of parameters"):
+    with pytest.raises(
+        cto.ArgumentError, match="trainable: expected names of the model's parameters"
+    ):
         cto.onnx.TrainingSession.from_model(model, loss="loss", trainable=["weights"])
     graph.node.insert(0, helper.make_node("Abs", ["weights"], ["sizes"]))
     graph.node[1].input[2] = "sizes"
@@ -235,7 +237,7 @@ def test_functions_that_are_no_loss_are_refused() -> None:
     mean = [helper.make_node("ReduceMean", ["scores"], ["loss"], keepdims=0)]
     text = [helper.make_node("StringNormalizer", ["labels"], ["loss"])]
     for function, words in (
-        (function_of(rows), "a function that gives one number"),
+        (function_of(rows), "or a function that gives one number"),
         (function_of(mean, inputs=("scores",)), "a function of scores and labels"),
         (function_of(mean, opset=18), "opset 17, the model's, or an older one, got opset 18"),
         (function_of(text), "its types do not fit"),
@@ -252,5 +254,5 @@ def test_a_function_that_turns_out_to_give_more_numbers_is_refused_as_it_runs(rn
     loss = function_of([helper.make_node("Sub", ["scores", "labels"], ["loss"])])
     session = cto.onnx.TrainingSession.from_model(model, loss=loss, optimizer="SGD")
     x = rng.standard_normal((4, 5))
-    with pytest.raises(cto.ArgumentError, match="onnx::loss::number"):
+    with pytest.raises(cto.ArgumentError, match="onnx::loss::2"):
         session.step(x, x)

@@ -186,11 +186,11 @@ def test_constants_and_seeds_of_another_type_are_refused() -> None:
         assert "(Dropout): seed: expected an integer" in refusal(model([node]))
 
 
-def test_an_optional_input_is_refused() -> None:
+def test_a_map_as_input_is_refused() -> None:
     found = model([helper.make_node("Identity", ["x"], ["y"])])
-    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, (2, 3)))
-    found.graph.input[0].type.CopyFrom(kind)
-    assert "value 'x': values of optional type are not read here" in refusal(found)
+    inner = helper.make_tensor_type_proto(FLOAT, (2, 3))
+    found.graph.input[0].type.CopyFrom(helper.make_map_type_proto(TensorProto.INT64, inner))
+    assert "value 'x': values of map type are not read here" in refusal(found)
 
 
 def test_more_outputs_than_there_are_are_refused() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
 
 import cupy_training_ops as cto
 
 from .nodes import result, results
 
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
 F = np.float32
 TORCH_MODES = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
 
@@ -152,6 +152,10 @@ def test_old_regions_are_not_shifted(rng) -> None:
     with pytest.raises(cto.ArgumentError, match="batch_indices: expected from 0 to 0, got 1"):
         result("RoiAlign", x, rois, images + 1)
     assert result("RoiAlign", x, rois[:0], images[:0], output_height=2).shape == (0, 2, 2, 1)
+    with pytest.raises(cto.ArgumentError, match="extents of at least 0"):
+        result("RoiAlign", x, rois, images, output_height=-2)
+    with pytest.raises(cto.ArgumentError, match="sampling_ratio: expected at least 0, got -1"):
+        result("RoiAlign", x, rois, images, sampling_ratio=-1)
 
 
 def test_the_maxima_of_regions(rng) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import cupy_training_ops as cto
 from cupy_training_ops.onnx.standard import recurrent
 
 from .nodes import results
 
+torch = pytest.importorskip("torch")
 T, B, N, H = 5, 3, 4, 6
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 ORDER = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}  # PyTorch's gates here
@@ -200,6 +200,12 @@ def test_no_steps_leave_the_states(kind: str, rng) -> None:
 def test_layers_that_do_not_fit_are_refused(attributes: Any, words: str, rng) -> None:
     with pytest.raises(cto.ArgumentError, match=words):
         outputs("LSTM", layer("LSTM", "forward", rng), **attributes)
+
+
+def test_inputs_of_another_rank_are_refused(rng) -> None:
+    a = layer("RNN", "forward", rng)
+    with pytest.raises(cto.ArgumentError, match="X, R: expected 3 dimensions"):
+        outputs("RNN", {**a, "x": a["x"][0]})
 
 
 def test_lengths_beyond_the_sequence_are_refused(rng) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from onnx import helper
 
 import cupy_training_ops as cto
 
 from .nodes import expected, result
 
+torch = pytest.importorskip("torch")
 F = np.float32
 PREVIEW = "ai.onnx.preview.training"
 
@@ -126,6 +126,9 @@ def test_mel_bands_are_those_of_the_reference(bands: int) -> None:
     np.testing.assert_allclose(result("MelWeightMatrix", *numbers), exact, atol=1e-6)
     numbers[4] = np.array(30_000, F)
     with pytest.raises(cto.ArgumentError, match="edges within 129 bins"):
+        result("MelWeightMatrix", *numbers)
+    numbers[4] = np.array(10, F)
+    with pytest.raises(cto.ArgumentError, match=r"edges in order, got 8192, 20\.0 and 10\.0"):
         result("MelWeightMatrix", *numbers)
 
 
@@ -260,3 +263,5 @@ def test_whole_numbers_have_no_values_between(rng) -> None:
     with pytest.raises(cto.DtypeError, match="for mode=linear, got int64"):
         result("Resize", x, None, F([1, 1, 2, 2]), mode="linear")
     assert result("Resize", x, None, F([1, 1, 2, 2])).shape == (1, 1, 6, 6)
+    with pytest.raises(cto.ArgumentError, match="extents of at least 0"):
+        result("Resize", x, None, None, np.array([1, 1, -2, 2]))

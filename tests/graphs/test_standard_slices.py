@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import cupy_training_ops as cto
 
@@ -89,6 +88,24 @@ def test_unique_slices(dtype: type, axis: int | None, is_sorted: int, rng) -> No
     assert is_sorted == 1 or list(first) == sorted(first)
 
 
+def test_upstreams_own_unique_is_another_operator() -> None:
+    with pytest.raises(cto.ArgumentError, match="unknown operator Unique of domain"):
+        results("Unique", np.arange(3.0), n=3, domain="com.microsoft")
+
+
+def test_unique_slices_of_nothing_and_of_nan() -> None:
+    y, first, inverse, counts = results("Unique", np.array([np.nan, 1, np.nan, 1]), n=4)
+    np.testing.assert_array_equal(y, [1, np.nan])
+    np.testing.assert_array_equal([*first, *inverse, *counts], [1, 0, 1, 0, 1, 0, 2, 2])
+    for shape, n in (((0, 3), 0), ((4, 0), 1), ((0,), 0)):
+        y, _, inverse, counts = results("Unique", np.zeros(shape), n=4, axis=0)
+        assert (y.shape, inverse.shape, counts.sum()) == ((n, *shape[1:]), shape[:1], shape[0])
+    flags = np.array([[True, False], [True, False], [False, True]])
+    y = results("Unique", flags, n=4, axis=0)[0]
+    assert y.dtype == bool
+    np.testing.assert_array_equal(y, [[False, True], [True, False]])
+
+
 @pytest.mark.parametrize("time_axis", [0, 1])
 def test_reversed_sequences(time_axis: int, rng) -> None:
     x = rng.standard_normal((4, 4, 3))
@@ -101,6 +118,7 @@ def test_reversed_sequences(time_axis: int, rng) -> None:
 
 
 def test_determinants_are_those_of_torch(rng) -> None:
+    torch = pytest.importorskip("torch")
     x = rng.standard_normal((2, 3, 4, 4))
     np.testing.assert_allclose(result("Det", x), torch.linalg.det(torch.tensor(x)), rtol=1e-10)
     assert result("Det", x[0, 0].astype(np.float16)).dtype == np.float16

@@ -31,12 +31,12 @@ class Side:
     def fork(self):
         self.log.append("fork")
 
-    def behind(self, stream):
-        self.log.append(("behind", stream))
+    def side_after(self, stream):
+        self.log.append(("side_after", stream))
         return SimpleNamespace(ptr=9)
 
-    def beside(self, function):
-        self.log.append("beside")
+    def on_side(self, function):
+        self.log.append("on_side")
         function()
         self.log.append("end")
 
@@ -72,7 +72,7 @@ def test_on_a_gpu_they_travel_beside_the_callers_stream(played) -> None:
     buckets = cto.GradientBuckets(arrays, played.group, megabytes=0.004)
     for place in (2, 1):
         buckets.ready(place, arrays[place])
-        assert played.log == ["fork", "beside", "end"]
+        assert played.log == ["fork", "on_side", "end"]
         assert [name for name, _ in played.launches] == ["call"]
         played.log.clear()
         played.launches.clear()
@@ -106,9 +106,9 @@ def test_a_bucket_like_one_before_goes_to_nccl_at_once(played) -> None:
         assert buckets.wait() == given
         return [given[place] for place in (2, 1, 0) if given[place] is not None]
 
-    again = lambda given: [("behind", 0), *means([x for x in given if x.size]),  # noqa: E731
+    again = lambda given: [("side_after", 0), *means([x for x in given if x.size]),  # noqa: E731
                            ("current", "mark")]  # fmt: skip
-    anew = ["fork", "beside", "end", ("current", "mark")]
+    anew = ["fork", "on_side", "end", ("current", "mark")]
     for dtypes in ("fff", "eff", "ff\0", "ddd"):
         dtypes = [None if char == "\0" else char for char in dtypes]
         step(*dtypes)
@@ -151,12 +151,12 @@ def test_a_step_that_is_interrupted_ends_the_group_once_something_was_sent(
         one_step(buckets, arrays)
     with monkeypatch.context() as patch:
 
-        def behind(*_):
+        def side_after(*_):
             if buckets._next == place:
                 raise KeyboardInterrupt
             return SimpleNamespace(ptr=9)
 
-        patch.setattr(buckets._streams, "behind", behind)
+        patch.setattr(buckets._streams, "side_after", side_after)
         with pytest.raises(KeyboardInterrupt):
             one_step(buckets, arrays)
     if place:

@@ -62,5 +62,5 @@ def every_kind_is_noted(monkeypatch):
     pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
     from cupy_training_ops.torch.ops import dispatch
 
-    monkeypatch.setattr(dispatch, "_OFTEN", 1)
+    monkeypatch.setattr(dispatch, "_TRACE_EVERY", 1)
     dispatch.forget()

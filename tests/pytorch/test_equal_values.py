@@ -32,7 +32,7 @@ CALLS = {
     "eps": (lambda x, v: functional.rms_norm(x, (1,), None, v), (1.0, 1, True)),
     "alpha": (lambda x, v: ops.quick_gelu(x, v), (1.0, 1, True)),
     "mask": (
-        lambda x, v: ops.DOORS["rms_norm_backward"].some(x, x, (1,), None, x[:, :1] + 2, v),
+        lambda x, v: ops.DOORS["rms_norm_backward"].masked(x, x, (1,), None, x[:, :1] + 2, v),
         ((True, True), (1, 1), (1.0, 1.0)),
     ),
 }

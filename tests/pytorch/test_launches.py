@@ -174,21 +174,21 @@ def test_scratch_memory_of_a_call_that_ended_by_an_error_is_no_others(
 ) -> None:
     """What it left there is no zeros, and another thread has memory of its own."""
     scores, target = leaf(4096, 16, dtype=torch.float32, gradients=False), labels(16, 4096)
-    for memory in ("_rooms", "_ready", "_instances"):
+    for memory in ("_workspaces", "_ready", "_instances"):
         monkeypatch.setattr(launching, memory, {})
 
     def stopped(*_: object, **__: object) -> None:
-        assert not any(launching._rooms.values())
+        assert not any(launching._workspaces.values())
         raise KeyboardInterrupt
 
     with emulation():
         expected = functional.cross_entropy(scores, target)
-        assert any(launching._rooms.values())
+        assert any(launching._workspaces.values())
         with monkeypatch.context() as patch:
             patch.setattr(ReadyPlan, "run_at", stopped)
             with pytest.raises(KeyboardInterrupt):
                 functional.cross_entropy(scores, target)
-        assert not any(launching._rooms.values())
+        assert not any(launching._workspaces.values())
         assert functional.cross_entropy(scores, target) == expected
 
 

@@ -160,7 +160,7 @@ def test_no_class_holds_a_tensor(made, labels, name) -> None:
 
 
 def test_what_is_kept_beside_a_calls_own_has_no_class(made) -> None:
-    """A tensor that `keep` makes, or attributes that are tensors, are of each call."""
+    """A tensor that `save` makes, or attributes that are tensors, are of each call."""
     x = made(5, 24).requires_grad_()
     for kept in ("saved", "attribute"):
         operator = ops.DOORS["quick_gelu"].operator
@@ -171,7 +171,7 @@ def test_what_is_kept_beside_a_calls_own_has_no_class(made) -> None:
             ctx.save_for_backward(copy if kept == "saved" else x)
             ctx.more = 1 if kept == "saved" else copy
 
-        changed = type(operator)(**{**vars(operator), "keep": keep})
+        changed = type(operator)(**{**vars(operator), "save": keep})
         door = dispatch.Door(changed, ops.DOORS["quick_gelu"].registered)
         for _ in range(4):
             y = door.every(x, 1.5)

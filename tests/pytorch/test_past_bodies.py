@@ -34,7 +34,7 @@ class Body:
 def is_gone_past(body, arguments) -> bool:
     """Return True if the next call of a kind leaves the body out, with the results of the first."""
     counted, tensors = Body(body), tuple(x for x in arguments if isinstance(x, torch.Tensor))
-    expected, run = launching.learn(counted, arguments, launching.EVERY)
+    expected, run = launching.trace(counted, arguments, launching.EVERY)
     torch.testing.assert_close(run(arguments, tensors), expected)
     return counted.n_calls == 1
 
@@ -45,7 +45,7 @@ def test_the_next_call_does_not_come_to_the_body(made) -> None:
     given, body = ((64,), row, None, 1e-5), Body(rows._layer_norm)
     with tensors_on(HollowTensors()) as backend:
         runs = [
-            launching.learn(body, (made(4, 64), *given), which)[1]
+            launching.trace(body, (made(4, 64), *given), which)[1]
             for which in (launching.FIRST, launching.EVERY)
         ]
         n_launches, x = len(backend.launches), made(4, 64)

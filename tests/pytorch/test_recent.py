@@ -22,15 +22,15 @@ from cupy_training_ops.torch.ops import dispatch, launching  # noqa: E402
 
 @pytest.fixture
 def longer(monkeypatch):
-    """How often a call took the longer way."""
+    """Calls that matched no recent one."""
     count = []
-    inside = dispatch._Inside.__call__
+    inside = dispatch._DirectCall.__call__
 
     def counted(self, arguments):
         count.append(self)
         return inside(self, arguments)
 
-    monkeypatch.setattr(dispatch._Inside, "__call__", counted)
+    monkeypatch.setattr(dispatch._DirectCall, "__call__", counted)
     return count
 
 
@@ -214,21 +214,21 @@ def test_without_pytorchs_guard_all_calls_go_the_longer_way(made, monkeypatch, l
 
 def test_few_kinds_are_noted(made, monkeypatch) -> None:
     """Every so many longer calls one, and no more than a few with the same numbers, or others."""
-    monkeypatch.setattr(dispatch, "_OFTEN", 4)
+    monkeypatch.setattr(dispatch, "_TRACE_EVERY", 4)
     inside = ops.DOORS["softmax"]._every.recent
-    monkeypatch.setattr(inside, "_n_missed", 0)
+    monkeypatch.setattr(inside, "_n_fallbacks", 0)
     with tensors_on(HollowTensors()):
         for n in range(1, 4):
             functional.softmax(made(n, 8), -1)
-        assert not any(inside._ways)
+        assert not any(inside._calls)
         for n in range(4, 200):
             functional.softmax(made(n, 8), -1)
-            assert 1 <= len(inside._ways[True][launching.exact((-1,))]) <= dispatch._MANY
-        monkeypatch.setattr(dispatch, "_OFTEN", 1)
+            assert 1 <= len(inside._calls[True][launching.exact((-1,))]) <= dispatch._MAX_ALIKE
+        monkeypatch.setattr(dispatch, "_TRACE_EVERY", 1)
         for n in range(1, 100):
             functional.rms_norm(made(2, 8), (8,), None, n * 0.01)
-        numbers = ops.DOORS["rms_norm"]._first.recent._ways[True]
-        assert 1 <= len(numbers) <= 8 * dispatch._MANY
+        numbers = ops.DOORS["rms_norm"]._first.recent._calls[True]
+        assert 1 <= len(numbers) <= 8 * dispatch._MAX_ALIKE
 
 
 def test_numbers_that_are_no_key_are_taken(made) -> None:
@@ -242,9 +242,9 @@ def test_numbers_that_are_no_key_are_taken(made) -> None:
 
 @pytest.mark.parametrize("case", ["forward", "backward"])
 def test_the_dispatchers_operators_go_the_short_way_too(made, monkeypatch, case) -> None:
-    count, learn = [], launching.learn
+    count, trace = [], launching.trace
     monkeypatch.setattr(dispatch, "compute", None)
-    monkeypatch.setattr(dispatch, "learn", lambda *given: count.append(1) or learn(*given))
+    monkeypatch.setattr(dispatch, "trace", lambda *given: count.append(1) or trace(*given))
     row = made(24)
     with tensors_on(HollowTensors()):
         for n in range(4):

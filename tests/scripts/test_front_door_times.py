@@ -29,14 +29,14 @@ def large():
                          "Liger": (WAYS["whole"], [])}}
     return {{kind: make(kind) for kind in WAYS}}
 
-def measured(function, leaves, repeats):
+def figures(function, leaves, repeats):
     try:
         function()
     except Exception as error:
         return [script._words(error), "", "", ""]
     return [1.0, 2.0, 3.0, 4.0]
 
-script.large, script.measured = large, measured
+script.large, script.figures = large, figures
 script.torch.cuda.empty_cache = lambda: None
 if __name__ == "__main__":
     script.print_large(list(WAYS), 1, 20.0)

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 
 from memory_map import Measuring, Row, differences
-from memory_map_report import comparison, draw, filled, read, shares, table, tables
+from memory_map_report import comparison, draw, filled, panel_table, read, shares, tables
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "memory_map.py"
 DOCS = SCRIPT.parents[1] / "docs"
@@ -136,7 +136,7 @@ def test_commands_meet_in_their_control(tmp_path: Path) -> None:
         'codes {"budget": 0.5}': 1.1,
     }
     row = '| codes {"budget": 0.5} | 5.70 | 2.85 | 22.0 (23.0) | 1.10 | 2.00 | 9 | 0.00%, 1.00% |'
-    assert row in table(panels["gpt"])
+    assert row in panel_table(panels["gpt"])
     (line,) = comparison(panels).splitlines()[2:]  # the other budget takes no time
     assert line == '| A model | budget 0.5 | 1.20 | codes {"budget": 0.5} | 0.950 | 0.917 |'
     half, third = shares(panels).splitlines()[2:]

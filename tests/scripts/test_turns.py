@@ -142,7 +142,7 @@ def test_host_time_of_every_call() -> None:
 def test_host_time_of_pytorchs_door_beside_another_checkout(tmp_path) -> None:
     pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
     options = ("--against", str(another(tmp_path)), "--runs", "2", "--only", "rms_norm, forward")
-    head, _, *rows = script("front_door_host.py", *options)
+    head, _, *rows = script("host_time.py", "--tensors", *options)
     assert head == "| call | old us | us | us / old us (p20, p80) |"
     names = [row.strip("| ").split(" | ")[0] for row in rows]
     assert names == ["rms_norm, forward", "(torch) rms_norm, forward"]

@@ -66,7 +66,7 @@ def test_it_is_closed_while_the_exception_is_handled(rng, monkeypatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(steps.stash, "_let_go", stopped)
+        context.setattr(steps.stash, "_release", stopped)
         with pytest.raises(KeyboardInterrupt) as raised, steps.stash:
             pass
     assert raised.tb is not None  # and the frames that it holds

@@ -41,7 +41,7 @@ class Late:
     def fork(self) -> None:
         self.forks += 1
 
-    def beside(self, function):
+    def on_side(self, function):
         """Runs now, for its result, and once more when it is waited for."""
         result = function()
         held = [weakref.ref(x) for x in arrays_of(function)]

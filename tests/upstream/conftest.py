@@ -13,14 +13,20 @@ from upstream.process import Upstream
 
 
 @pytest.fixture(scope="session")
-def upstream(
+def upstream_interpreter(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Upstream]:
+) -> Path:
     cache = getattr(pytestconfig, "cache", None)  # None under -p no:cacheprovider
     folder = Path(cache.mkdir("upstream")) if cache else tmp_path_factory.mktemp("environment")
     try:
-        python = upstream_python(folder)
+        return upstream_python(folder)
     except UnavailableError as reason:
         pytest.skip(str(reason))
-    with Upstream(python, tmp_path_factory.mktemp("upstream")) as process:
+
+
+@pytest.fixture(scope="session")
+def upstream(
+    upstream_interpreter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Upstream]:
+    with Upstream(upstream_interpreter, tmp_path_factory.mktemp("upstream")) as process:
         yield process

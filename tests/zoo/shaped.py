@@ -78,12 +78,12 @@ def resnet13(seed: int, dtype: torch.dtype | None = None) -> Step:
 
 
 def scripts_models():
-    """The module `torch_models` of the scripts."""
+    """The module `training_models` of the scripts."""
     if str(SCRIPTS) not in sys.path:
         sys.path.insert(0, str(SCRIPTS))
-    import torch_models
+    import training_models
 
-    return torch_models
+    return training_models
 
 
 def resnet50(seed: int, dtype: torch.dtype | None = None, width: int = 16, side: int = 64) -> Step:

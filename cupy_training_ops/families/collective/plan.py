@@ -80,13 +80,13 @@ class WarmCall(NamedTuple):
     @classmethod
     def of_list(cls, last: LastCall) -> WarmCall | None:
         """The call before, of one list in place; None for any other."""
-        call, known = last.call, last.known
-        is_list = len(known.declared) == 1 and known.declared[0].variadic
+        call, arrays = last.call, last.arrays
+        is_list = len(arrays.declared) == 1 and arrays.declared[0].variadic
         warm = cls.of(call, last.placed)
         if warm is None or not is_list or call.has_out or not call.returns_all:
             return None
-        identities = known.identities[: len(known.held)]  # those behind are of no arrays
-        return warm._replace(identities=identities, gone=known.dead)
+        identities = arrays.identities[: len(arrays.references)]  # then those of None
+        return warm._replace(identities=identities, gone=arrays.dead)
 
     def has(self, inputs: tuple[Any, ...]) -> bool:
         """Return True if a call with these arrays, and nothing else, is the same on this device."""
@@ -168,8 +168,8 @@ class Collective(Op):
         if not isinstance(error, OpError) and self.group.begun != begun:
             raise self.group.broken(self.name, error) from error
 
-    def _forgetful(self) -> Self:
-        twin = super()._forgetful()
+    def _without_cache(self) -> Self:
+        twin = super()._without_cache()
         vars(twin).update(_warm=[])
         return twin
 

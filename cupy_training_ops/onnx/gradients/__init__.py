@@ -3,31 +3,24 @@
 
 from __future__ import annotations
 
-from . import (
-    elementwise,
-    losses,
-    normalization,
-    pooling,
-    products,
-    quantization,
-    reductions,
-    resizing,
-    sampling,
-    shapes,
-)
+import importlib
+
 from .builder import add_gradients as add_gradients
 from .modes import in_evaluation as in_evaluation
 from .modes import in_training as in_training
 
-del (
-    elementwise,
-    losses,
-    normalization,
-    pooling,
-    products,
-    quantization,
-    reductions,
-    resizing,
-    sampling,
-    shapes,
+RULES_OF = (  # modules that fill the table
+    "elementwise",
+    "losses",
+    "normalization",
+    "pooling",
+    "products",
+    "quantization",
+    "recurrent",
+    "reductions",
+    "resizing",
+    "sampling",
+    "shapes",
 )
+for _name in RULES_OF:
+    importlib.import_module(f".{_name}", __name__)

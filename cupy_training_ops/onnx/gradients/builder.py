@@ -50,12 +50,26 @@ class _Backward:
     def run(self, loss: str) -> dict[str, str]:
         """The names of gradients by value."""
         dtype = self.writer.types.get(loss, FLOAT32)
+        self._refuse_without_rules(loss)
         self.parts[loss] = [self.writer.constant(loss + SUFFIX, np.ones((), dtype))]
         gradients: dict[str, str] = {}
         for place in reversed(range(len(self.writer.forward))):
             self._node(place, gradients)
         self.problems.refuse()
         return gradients | {name: self._sum(name) for name in self.parts if name not in gradients}
+
+    def _refuse_without_rules(self, loss: str) -> None:
+        """Refuse a graph for all nodes at once between the loss and the parameters."""
+        reached = {loss}
+        for node in reversed(self.writer.forward):
+            moving = self.moving.intersection(node.inputs)
+            if moving and not reached.isdisjoint(node.outputs):
+                reached |= moving
+                try:
+                    _rule_of(node)
+                except ArgumentError as error:
+                    self.problems.add(node.title, error)
+        self.problems.refuse()
 
     def _node(self, place: int, gradients: dict[str, str]) -> None:
         node = self.writer.forward[place]
@@ -74,6 +88,8 @@ class _Backward:
         for name, is_wanted, result in zip(node.inputs, wanted, results, strict=False):
             if is_wanted and result is not None:
                 self.parts.setdefault(name, []).append(result.name)
+                if name in self.writer.shapes:  # ONNX Runtime's MaxPoolGrad asks the graph for it
+                    self.writer.shapes.setdefault(result.name, self.writer.shapes[name])
 
     def _sum(self, name: str) -> str:
         """The gradient of a value, the sum of its parts."""

@@ -30,6 +30,7 @@ class Writer:
         self.forward = list(graph.nodes)
         self.constants = dict(graph.constants)
         self.types = {**graph.types, **{n: a.dtype for n, a in graph.constants.items()}}
+        self.shapes = dict(graph.shapes)
         self._follow_types()
         self.version = max((n.version for n in graph.nodes if n.is_standard), default=OPSET)
         self._nodes: list[Node] = []
@@ -48,7 +49,8 @@ class Writer:
     def result(self) -> Graph:
         """The graph with all that was added."""
         nodes = (*self.forward, *self._nodes)
-        return replace(self.graph, nodes=nodes, constants=self.constants, types=self.types)
+        graph = replace(self.graph, nodes=nodes, constants=self.constants)
+        return replace(graph, types=self.types, shapes=self.shapes)
 
     def new_name(self, name: str) -> str:
         """A name that no value has."""

@@ -105,7 +105,8 @@ def adam(
         v = v * scalar(x, alpha) + gradient * scalar(x, 1 - alpha)
         h = h * scalar(x, beta) + gradient * gradient * scalar(x, 1 - beta)
         t = xp.maximum(count, 1).astype(FLOAT64)
-        correction = xp.sqrt(1 - FLOAT64.type(beta) ** t) / (1 - FLOAT64.type(alpha) ** t)
+        powers = [xp.power(FLOAT64.type(base), t) for base in (alpha, beta)]
+        correction = xp.sqrt(1 - powers[1]) / (1 - powers[0])
         correction = xp.where(count > 0, correction, FLOAT64.type(1)).astype(x.dtype)
         new = x - v / (xp.sqrt(h) + scalar(x, epsilon)) * (rate * correction)
         return new * scalar(x, 1 - norm_coefficient_post), v, h

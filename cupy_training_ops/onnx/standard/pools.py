@@ -185,6 +185,9 @@ def max_roi_pool(
     if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(pooled_shape) != 2:
         got = f"{x.shape}, {rois.shape} and {tuple(pooled_shape)}"
         raise ArgumentError(f"expected (N, C, H, W), (R, 5) and two extents, got {got}")
+    shape = extents((len(rois), x.shape[1], *pooled_shape))
+    if 0 in (*x.shape, *shape):
+        return xp.zeros(shape, x.dtype)
     images = rois[:, 0].astype(np.int64)
     corners = xp.floor(
         wide(rois)[:, 1:] * scalar(wide(rois), spatial_scale) + scalar(wide(rois), 0.5)
@@ -218,8 +221,6 @@ def max_roi_pool(
         y = xp.stack(cells_of, axis=2)
         has_any = lines[0].any(axis=2)[:, :, None] & lines[1].any(axis=2)[:, None, :]
         parts.append(xp.where(has_any[:, None], y, scalar(x, 0)))
-    if not parts:
-        return xp.zeros((0, x.shape[1], *pooled_shape), x.dtype)
     return xp.concatenate(parts)
 
 

@@ -256,7 +256,7 @@ def conv_integer(
     pads: Axes = None,
     strides: Axes = None,
 ) -> Array:
-    """What is around x is the zero point."""
+    """Zero points are around x."""
     attributes = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
     attributes |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}
     y = _conv(xp, _centre_input(x, x_zero), _centre_filters(w, w_zero), attributes)

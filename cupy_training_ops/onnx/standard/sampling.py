@@ -43,7 +43,7 @@ def _taps(xp: Module, s: Array, mode: str) -> list[tuple[Array, Any]]:
 
 
 def _bring_near(xp: Module, s: Array, n: int, padding: str, align_corners: bool) -> Array:
-    """The same places, for what is read there, as numbers that fit into an integer."""
+    """Move places to such as read the same, and fit into an integer."""
     if padding != "reflection":
         return xp.minimum(xp.maximum(s, scalar(s, -FAR)), scalar(s, n - 1 + FAR))
     period = max(2 * (n - 1), 1) if align_corners else 2 * n
@@ -254,8 +254,11 @@ def roi_align(
         got = f"{x.shape}, {rois.shape} and {images.shape}"
         raise ArgumentError(f"expected shapes (N, C, H, W), (R, 4) and (R,), got {got}")
     _refuse_other_images(images, x.shape[0], "batch_indices")
-    if 0 in (*x.shape, len(rois)):
-        return xp.zeros((len(rois), x.shape[1], output_height, output_width), x.dtype)
+    shape = extents((len(rois), x.shape[1], output_height, output_width))
+    if sampling_ratio < 0:
+        raise ArgumentError(f"sampling_ratio: expected at least 0, got {sampling_ratio}")
+    if 0 in (*x.shape, *shape):
+        return xp.zeros(shape, x.dtype)
     dtype, x, rois = x.dtype, wide(x), wide(rois)
     is_shifted = coordinate_transformation_mode == "half_pixel"
     corners = rois * scalar(rois, spatial_scale) - scalar(rois, 0.5 if is_shifted else 0)
@@ -265,19 +268,19 @@ def roi_align(
         length = length if is_shifted else xp.maximum(length, scalar(rois, 1))
         lines.append(_roi_line(xp, start, length / scalar(rois, cells), cells, sampling_ratio))
     (ys, in_y, n_y), (xs, in_x, n_x) = lines
-    shape = (len(rois), ys.shape[1], xs.shape[1])
-    places = [xp.broadcast_to(ys[:, :, None], shape), xp.broadcast_to(xs[:, None, :], shape)]
-    is_near, flat = xp.ones(shape, bool), []
+    grid = (len(rois), ys.shape[1], xs.shape[1])
+    places = [xp.broadcast_to(ys[:, :, None], grid), xp.broadcast_to(xs[:, None, :], grid)]
+    is_near, flat = xp.ones(grid, bool), []
     for s, n in zip(places, x.shape[2:], strict=True):
         is_near &= (s >= -1) & (s <= n)
         flat.append(
             xp.minimum(xp.maximum(s, scalar(s, 0)), scalar(s, n - 1)).reshape(len(rois), -1)
         )
     join = operator.add if mode == "avg" else xp.maximum
-    values = sample(xp, x, images, flat, padding="border", join=join).reshape(*shape, x.shape[1])
+    values = sample(xp, x, images, flat, padding="border", join=join).reshape(*grid, x.shape[1])
     values = xp.where(is_near[..., None], values, scalar(x, 0))
     is_in = (in_y[:, :, None] & in_x[:, None, :])[..., None]
-    cells_of = (len(rois), output_height, -1, output_width, shape[2] // output_width, x.shape[1])
+    cells_of = (len(rois), output_height, -1, output_width, grid[2] // output_width, x.shape[1])
     counts = (n_y * n_x).reshape(-1, 1, 1, 1)
     if mode == "avg":
         total = xp.where(is_in, values, scalar(x, 0)).reshape(cells_of).sum(axis=(2, 4))

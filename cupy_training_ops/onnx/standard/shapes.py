@@ -412,16 +412,6 @@ def non_zero(xp: Module, x: Array) -> Array:
     return xp.stack(xp.nonzero(x)).astype(np.int64)
 
 
-@standard("SequenceConstruct", keeps=True)
-def sequence_construct(xp: Module, *arrays: Array) -> list[Array]:
-    return list(arrays)
-
-
-@standard("SequenceAt", host=(1,), view=True)
-def sequence_at(xp: Module, arrays: list[Array], place: Any) -> Array:
-    return arrays[int(place)]
-
-
 # ---- Resize --------------------------------------------------------------------------------------
 
 _ON_DEVICE: dict[object, Any] = {}  # on devices, for good: captured graphs read them
@@ -473,13 +463,19 @@ def resize(
     is_crop = coordinate_transformation_mode == CROP
     parts = _parts_of(roi, len(chosen)) if is_crop else [(0.0, 1.0)] * len(chosen)
     old = [x.shape[axis] for axis in chosen]
-    if sizes is not None and len(sizes) > 0:
+    has_sizes = sizes is not None and len(sizes) > 0
+    values, name = (sizes, "sizes") if has_sizes else (scales, "scales")
+    if values is None or len(values) != len(chosen):
+        got = "none" if values is None else len(values)
+        raise ArgumentError(f"{name}: expected {len(chosen)} numbers, got {got}")
+    if has_sizes:
         new, factors = fit_sizes([int(n) for n in sizes], old, keep_aspect_ratio_policy)
     else:
         factors = [float(scale) for scale in scales]
         lengths = [n * (end - start) for n, (start, end) in zip(old, parts, strict=True)]
         pairs = zip(lengths, factors, strict=True)
         new = [int(np.floor(length * np.float32(scale))) for length, scale in pairs]
+    extents(new)
     outside = np.zeros((1,) * x.ndim, bool)
     for axis, m, scale, (start, end) in zip(chosen, new, factors, parts, strict=True):
         n = x.shape[axis]

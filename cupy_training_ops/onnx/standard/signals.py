@@ -144,10 +144,14 @@ def mel_weight_matrix(
 ) -> Array:
     """The weight of each bin of a spectrum in each band: triangles between whole bins."""
     n, bins, hertz = (int(a.reshape(-1)[0]) for a in (n_bands, length, rate))
-    ends = [2595 * math.log10(1 + float(a.reshape(-1)[0]) / 700) for a in (low, high)]
+    edges = [float(a.reshape(-1)[0]) for a in (low, high)]
+    if hertz < 1 or not 0 <= edges[0] <= edges[1] < math.inf:
+        got = f"{hertz}, {edges[0]} and {edges[1]}"
+        raise ArgumentError(f"expected a sample_rate above 0 and edges in order, got {got}")
+    ends = [2595 * math.log10(1 + edge / 700) for edge in edges]
     extents((bins // 2 + 1, n))
     mels = ends[0] + np.arange(n + 2) * ((ends[1] - ends[0]) / (n + 2))
-    corners = (bins + 1) * 700 * (10 ** (mels / 2595) - 1) // max(hertz, 1)
+    corners = (bins + 1) * 700 * (10 ** (mels / 2595) - 1) // hertz
     weights = _triangles(corners.astype(np.int64), bins // 2 + 1)
     return on_device(xp, weights.astype(to_dtype(output_datatype)))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BFLOAT16, FLOAT32
+from ...dtypes import BFLOAT16, BOOL, FLOAT32, UINT8
 from ...errors import ArgumentError
 from .shapes import extents
 from .table import Array, Module, axis_of, standard
@@ -34,25 +34,32 @@ def unique(
     xp: Module, x: Array, *, axis: int | None = None, sorted: bool = True
 ) -> tuple[Array, ...]:
     """The slices without repeats, their first places, which of them each slice is, and counts."""
-    dtype = x.dtype
     if axis is None:
         x, place = x.reshape(-1), 0
     else:
         place = axis_of(axis, x.ndim)
-    flat = x.astype(FLOAT32) if dtype == BFLOAT16 else x
-    y, first, inverse, counts = xp.unique(
-        flat,
-        return_index=True,
-        return_inverse=True,
-        return_counts=True,
-        axis=None if axis is None else place,
-    )
-    inverse = inverse.reshape(-1)
+    n = x.shape[place]
+    rows = xp.moveaxis(x, place, 0).reshape(n, -1 if n else 0)
+    rows = rows.astype(_SORTABLE.get(rows.dtype, rows.dtype), copy=False)
+    order = xp.lexsort(rows.T[::-1]) if rows.size else xp.arange(n)
+    rows = rows[order]
+    above, below = rows[:-1], rows[1:]
+    is_new = xp.ones(n, bool)
+    has_number = (above == above) | (below == below)  # two that are NaN are equal
+    is_new[1:] = ((above != below) & has_number).any(axis=1)
+    first, starts = order[is_new], xp.nonzero(is_new)[0]
+    counts = xp.diff(xp.concatenate([starts, xp.full(1, n, starts.dtype)]))
+    inverse = xp.zeros(n, np.int64)
+    inverse[order] = xp.cumsum(is_new) - 1
     if not sorted:
-        order = xp.argsort(first)
-        y, first, counts = xp.take(y, order, axis=place), first[order], counts[order]
-        inverse = xp.argsort(order)[inverse]
-    return y.astype(dtype, copy=False), *(a.astype(np.int64) for a in (first, inverse, counts))
+        by_place = xp.argsort(first)
+        first, counts = first[by_place], counts[by_place]
+        inverse = xp.argsort(by_place)[inverse]
+    y = xp.take(x, first, axis=place)
+    return y, *(a.astype(np.int64) for a in (first, inverse, counts))
+
+
+_SORTABLE = {BFLOAT16: FLOAT32, BOOL: UINT8}
 
 
 @standard("ReverseSequence", since=10, only={"batch_axis": (1, 0), "time_axis": (0, 1)})

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Choose what waits as it is, as codes, or is computed again: a budget in the least time.
+"""Choose what is saved, encoded or computed again, so that a budget of bytes costs least time.
 
-PyTorch's partitioner chooses what is computed again, for several budgets of its own; codes then
-take what is still too much, those first that save most for their time. The cheapest of these
-stays. Without codes it is PyTorch's choice, so by this reckoning it costs no more than that.
+For each of several budgets PyTorch's partitioner chooses what is computed again; of the rest
+values are encoded, those first that save most bytes a second, until the budget is met. The cheapest
+result is chosen; PyTorch's choice without codes is among them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,16 @@ from .rewrite import compute_again
 
 NAME = "activation_codes"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-SHARES = (1.0, 0.999, 0.7, 0.4, 0.2, 0.1)  # PyTorch's budgets: 0.999 takes what is pointwise again
-BYTES = 3.0e12  # a second, of a card of 2023; that these are in proportion is what counts
-OPERATIONS = {2: 6.0e14, 4: 2.5e14}  # a second, by the size of a number
+SHARES = (
+    1.0,
+    0.999,
+    0.7,
+    0.4,
+    0.2,
+    0.1,
+)  # PyTorch's budgets; 0.999: pointwise operators are computed again
+BYTES = 3.0e12  # a second, of a GPU of 2023; only ratios matter
+OPERATIONS = {2: 6.0e14, 4: 2.5e14}  # a second, by bytes of an element
 Graphs = tuple[GraphModule, GraphModule]
 Partitioner = Callable[..., Graphs]
 HEAVY = PRODUCTS | packets("convolution")
@@ -49,21 +56,21 @@ class Budget:
 
 @dataclass(frozen=True)
 class Partition:
-    """Both graphs, what becomes of each saved value, and what is computed again."""
+    """Both graphs, the plan of each saved value, and what is computed again."""
 
     forward: GraphModule
     backward: GraphModule
     plan: list[Saved]
-    seconds: float = 0.0  # beside plain training
-    recomputed: tuple[Node, ...] = ()  # what PyTorch's own choice saves, and this one does not
+    seconds: float = 0.0  # more than without codes and recomputation
+    recomputed: tuple[Node, ...] = ()  # values that PyTorch's own choice saves
 
     @property
     def nbytes(self) -> int:
-        return sum(one.bytes_waiting for one in self.plan if not one.is_there_anyway)
+        return sum(one.saved_nbytes for one in self.plan if not one.is_free)
 
 
 def budget_of(value: object) -> Budget | None:
-    """A budget as users write it: 0.4, or "4GB"; None is none."""
+    """Parse a budget: 0.4, "4GB" or None."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -81,9 +88,9 @@ def within(
     planner: Planner,
     num_outputs: int,
 ) -> Partition:
-    """The cheapest partition that keeps the budget, or the smallest where none does.
+    """Return the cheapest partition within the budget, or the smallest if there is none.
 
-    Without a budget PyTorch's choice, with codes for all that may wait so.
+    Without a budget: PyTorch's choice, with all codes that the plan has.
     """
     if budget is None:
         forward, backward = split(partitioners.min_cut_rematerialization_partition)
@@ -104,18 +111,18 @@ def within(
             forward, backward = split(partitioner)
         except _SameChoiceError:
             continue
-        settings.change(cse=False)  # else the next graph has other nodes than the solutions
+        settings.change(cse=False)  # for the next budgets: solutions are by node
         plan = planner.plan(forward.graph, backward.graph, num_outputs)
         if not plain:
             plain = {one.forward.name: one for one in plan}
-            limit = budget.limit(sum(one.nbytes for one in plan if not one.is_there_anyway))
-            spent = _recomputing(forward, backward)
-        seconds = _recomputing(forward, backward) - spent if best is not None else 0.0
+            limit = budget.limit(sum(one.nbytes for one in plan if not one.is_free))
+            spent = _recomputation_time(forward, backward)
+        seconds = _recomputation_time(forward, backward) - spent if best is not None else 0.0
         if best is not None and best.nbytes <= limit and seconds >= best.seconds:
-            break  # smaller budgets take yet longer
+            break  # smaller budgets take longer
         names = {one.forward.name for one in plan}
         again = tuple(one.forward for name, one in plain.items() if name not in names)
-        option = _within(limit, Partition(forward, backward, plan, seconds, again))
+        option = _encode_to_limit(limit, Partition(forward, backward, plan, seconds, again))
         if best is None or _is_better(option, best, limit):
             best = option
     assert best is not None
@@ -123,68 +130,71 @@ def within(
 
 
 def _is_better(one: Partition, other: Partition, limit: float) -> bool:
-    """The faster one if both are within the limit, else the smaller one."""
+    """Return True if `one` is faster with both within the limit, else if it is smaller."""
     if max(one.nbytes, other.nbytes) <= limit:
         return one.seconds < other.seconds
     return one.nbytes < other.nbytes
 
 
-def _within(limit: float, partition: Partition) -> Partition:
-    """Encode as much as the limit asks for, beginning where a saved byte costs least time."""
+def _encode_to_limit(limit: float, partition: Partition) -> Partition:
+    """Encode values until the limit is met, cheapest for a saved byte first.
+
+    Values that share the codes of a sum, dropped and absorbing ones, stay encoded together.
+    """
     plan = partition.plan
     coded = [i for i, one in enumerate(plan) if one.format is not None or one.is_dropped]
-    costs = {i: _coding(plan[i]) for i in coded}
-    left = sum(one.nbytes for one in plan if not one.is_there_anyway)
+    costs = {i: _coding_time(plan[i]) for i in coded}
+    left = sum(one.nbytes for one in plan if not one.is_free)
     seconds = partition.seconds
     chosen = list(plan)
-    for i in sorted(coded, key=lambda i: costs[i] / max(plan[i].nbytes - plan[i].bytes_waiting, 1)):
-        is_alone = plan[i].source is not None or not (plan[i].is_dropped or plan[i].absorbs)
-        if left <= limit and costs[i] >= 0 and is_alone:
-            chosen[i] = plan[i].as_it_is("within the budget")
+    for i in sorted(coded, key=lambda i: costs[i] / max(plan[i].nbytes - plan[i].saved_nbytes, 1)):
+        is_optional = plan[i].source is not None or not (plan[i].is_dropped or plan[i].absorbs)
+        if left <= limit and costs[i] >= 0 and is_optional:
+            chosen[i] = plan[i].without_codes("within the budget")
         else:
-            left -= plan[i].nbytes - plan[i].bytes_waiting
+            left -= plan[i].nbytes - plan[i].saved_nbytes
             seconds += costs[i]
     return replace(partition, plan=chosen, seconds=seconds)
 
 
-def _coding(one: Saved) -> float:
-    """Estimate the seconds that codes of a value cost: bytes moved beyond those without codes."""
+def _coding_time(one: Saved) -> float:
+    """Estimate the seconds that codes of a value cost, by the additional bytes moved."""
     if one.source is not None:
         return (nbytes_of(one.source.meta["val"]) + one.nbytes) / BYTES
     if one.is_dropped:
         return 0.0
     moved = (
-        one.bytes_waiting
+        one.saved_nbytes
         if torch.Tag.pointwise in getattr(one.forward.target, "tags", ())
-        else (one.bytes_waiting + one.nbytes)
+        else (one.saved_nbytes + one.nbytes)
     )
     if any(_is_heavy(user) for user in one.point.users):
-        return (moved + one.bytes_waiting + one.nbytes) / BYTES
-    return (moved + one.bytes_waiting - one.nbytes) / BYTES
+        return (moved + one.saved_nbytes + one.nbytes) / BYTES
+    return (moved + one.saved_nbytes - one.nbytes) / BYTES
 
 
 def _is_heavy(node: Node) -> bool:
-    """Return True if an operator reads its operands from memory, and is worth its own estimate."""
+    """Return True for products, convolutions and attention, which fuse with no operand."""
     return packet(node.target) in HEAVY or is_attention(node)
 
 
-def _recomputing(forward: GraphModule, backward: GraphModule) -> float:
-    """Seconds for what the backward graph computes again."""
-    there = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+def _recomputation_time(forward: GraphModule, backward: GraphModule) -> float:
+    """Estimate the seconds of recomputation in the backward graph."""
+    computed = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     gradients = gradients_in(backward.graph)
     seconds = 0.0
     for node in backward.graph.nodes:
-        if node.op != "call_function" or node in gradients or node.name not in there:
+        if node.op != "call_function" or node in gradients or node.name not in computed:
             continue
         if _is_heavy(node):
-            seconds += _computing(node)
+            seconds += _time_of(node)
         elif is_tensor(node) and any(_is_heavy(user) for user in node.users):
-            seconds += 2 * nbytes_of(node.meta["val"]) / BYTES  # read what it is made of, written
+            seconds += 2 * nbytes_of(node.meta["val"]) / BYTES  # read and written
     return seconds
 
 
-def _computing(node: Node) -> float:
-    """Seconds by PyTorch's count of operations."""
+def _time_of(node: Node) -> float:
+    """Estimate the seconds of an operator by PyTorch's count of its operations."""
     size = max(read.meta["val"].dtype.itemsize for read in node.all_input_nodes if is_tensor(read))
     settings = _Settings()
     settings.change(activation_memory_budget_runtime_estimator="flops")
@@ -194,11 +204,11 @@ def _computing(node: Node) -> float:
 
 
 class _SameChoiceError(Exception):
-    """A budget leads to the choice of another one."""
+    """Raised if a budget leads to the same saved values as another."""
 
 
 class _Settings:
-    """PyTorch's settings of its partitioner with some changes, for one caller alone."""
+    """PyTorch's settings of its partitioner, with changes for one caller only."""
 
     def change(self, **changes: object) -> None:
         vars(self).update(changes)
@@ -208,11 +218,10 @@ class _Settings:
 
 
 def _partitioner(settings: _Settings) -> Partitioner:
-    """PyTorch's partitioner, which does once what is the same for several budgets.
+    """Return a copy of PyTorch's partitioner that caches what does not depend on the budget.
 
-    It raises where it would save what it saved for another budget, as the graphs would be the same.
-    It is a copy with other globals, as these are no arguments of PyTorch's functions: other threads
-    go on with the originals.
+    It raises _SameChoiceError if it would save the same values as for an earlier budget. The copy
+    has its own globals, where these helpers are replaced without an effect on other threads.
     """
     solve_min_cut = partitioners.solve_min_cut
     solutions: dict[object, Any] = {}
@@ -245,7 +254,7 @@ def _partitioner(settings: _Settings) -> Partitioner:
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a function once, and return that result whatever its arguments are."""
+    """Return a function that computes its first result only, and returns it in all calls."""
     results: list[Any] = []
 
     def call(*arguments: Any, **named: Any) -> Any:
@@ -257,7 +266,7 @@ def _once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copy(function: Callable[..., Any], names: dict[str, Any]) -> Callable[..., Any]:
-    """Copy a function of Python, with other globals."""
+    """Copy a Python function, with other globals."""
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

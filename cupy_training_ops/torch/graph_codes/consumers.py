@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Find what the backward graph does with a saved value, read off the graph itself.
+"""Read off the backward graph how exactly it needs a saved value.
 
-Every use is there, through views, casts and what is computed again from saved values. A value
-that gradients are multiplied by may wait as codes: their error is as small beside the gradient as
-it is beside the value. Where a small error of the value is a large one of what follows, as behind
-a logarithm, a quotient or the distance from a mean, it has to stay as it is.
+Uses are followed through views, casts and recomputation. A value that gradients are multiplied by
+may be encoded: the relative error of the gradient is that of the value. A value has to be exact if
+its small error becomes a large one, as after a logarithm, a quotient or a subtraction of a mean.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ prims = torch.ops.prims
 
 
 class Need(enum.IntEnum):
-    """How exactly a value is needed; where several read it the largest counts."""
+    """How exactly a value is needed; of several uses the largest counts."""
 
     NOTHING = 0
     LINEAR = 1  # gradients are multiplied by it
-    SMOOTH = 2  # a smooth function of each number is taken first
-    MIXED = 3  # attention mixes it by its weights, or made it so
-    SCORES = 4  # attention computes its weights from it again, behind an exponential
+    SMOOTH = 2  # an elementwise smooth function of it is used
+    MIXED = 3  # attention's values, or its result
+    SCORES = 4  # attention's queries or keys: weights are computed from them by an exponential
     EXACT = 5
 
 
 @dataclass(frozen=True)
 class Uses:
-    """The need of all uses together."""
+    """The joint need of several uses."""
 
     need: Need = Need.NOTHING
-    signs: bool = False  # somebody asks which numbers are above zero
-    reason: str = ""  # who needs it most exactly
+    signs: bool = False  # a use depends on which elements are above 0
+    reason: str = ""  # the operator that needs it most exactly
 
     def __or__(self, other: Uses) -> Uses:
         most = max(self, other, key=lambda uses: uses.need)
@@ -47,15 +46,15 @@ class Uses:
 
 
 class Image(enum.IntEnum):
-    """An error of the saved value on the way to a use."""
+    """How a node depends on the saved value, and so on its error."""
 
-    VALUE = 0  # the value itself, in another shape or type
-    SCALED = 1  # times something
-    SMOOTHED = 2  # behind a smooth function, whose results are of the size of 1
+    VALUE = 0  # a view or cast of the value
+    SCALED = 1  # a multiple
+    SMOOTHED = 2  # a smooth function, of magnitude about 1
 
 
 def packets(*names: str) -> frozenset[object]:
-    """Operators of ATen by name, as far as this PyTorch has them."""
+    """ATen operators by name; skips those that this PyTorch lacks."""
     return frozenset(getattr(aten, name) for name in names if hasattr(aten, name))
 
 
@@ -75,7 +74,7 @@ SMOOTH = packets(
     *("hardswish", "hardswish_backward", "elu", "elu_backward", "log_sigmoid_forward"),
     *("log_sigmoid_backward", "sin", "cos"),
 )
-UNEVEN = packets(
+EXACT_OPERATORS = packets(
     *("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "exp"),
     *("logsumexp", "log", "log1p", "log2", "log10", "expm1", "exp2", "reciprocal", "rsqrt", "sqrt"),
     *("nll_loss_forward", "nll_loss_backward", "cumprod", "prod", "acos", "asin", "acosh", "atanh"),
@@ -91,23 +90,23 @@ NEEDS_OF_ATTENTION = {
 
 
 def packet(target: object) -> object:
-    """An operator without its overload."""
+    """Return an operator without its overload."""
     return getattr(target, "overloadpacket", target)
 
 
 def origin(node: Node) -> object:
-    """The operator that a node came from, before decompositions."""
+    """Return the operator of a node before decompositions."""
     return packet(node.meta.get("original_aten", node.target))
 
 
 def name_of(node: Node) -> str:
-    """The name of the operator that a node came from, for reports."""
+    """Return the name of a node's operator before decompositions."""
     source = origin(node)
     return getattr(source, "__name__", str(source))
 
 
 def is_attention(node: Node) -> bool:
-    """Return True if a node is attention in one operator, or its gradient, of any backend."""
+    """Return True if a node is a fused attention operator, or its gradient, of any backend."""
     return "attention" in getattr(packet(node.target), "__name__", "")
 
 
@@ -115,28 +114,28 @@ def is_tensor(node: object) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def is_uneven(node: Node) -> bool:
-    """Return True if the small ones among its results matter, as those of a quotient: what is
-    divided by the large ones later needs them as exactly."""
-    made_by = origin(node)
-    if made_by in SMOOTH:
+def needs_exact_results(node: Node) -> bool:
+    """Return True if small results of a node matter beside large ones, as of an exponential or a
+    quotient; a tile's scale would round them away."""
+    source = origin(node)
+    if source in SMOOTH:
         return False
-    if aten.div in (made_by, packet(node.target)):
+    if aten.div in (source, packet(node.target)):
         return node.op == "call_function" and len(node.all_input_nodes) > 1 and _is_full(node)
-    return made_by in UNEVEN or packet(node.target) in UNEVEN
+    return source in EXACT_OPERATORS or packet(node.target) in EXACT_OPERATORS
 
 
 def _is_full(quotient: Node) -> bool:
-    """Return True if each number is divided by one of its own."""
+    """Return True if the divisor has the quotient's shape."""
     divisor = quotient.args[-1]
     return is_tensor(divisor) and divisor.meta["val"].shape == quotient.meta["val"].shape
 
 
 def is_blind_to_means(value: Node) -> bool:
-    """Return True if a product reads a value, and a batch or instance norm its result.
+    """Return True for the value in value -> product -> batch or instance norm.
 
-    The gradient of that product sums to zero over samples, so of the value only the distances
-    from the means of features count; those are small where something was added to a product.
+    The gradient of that product sums to zero over samples, so only the value's distance from its
+    feature means counts, which may be small beside the means.
     """
     read = _readers({value}, VIEWS)
     results = {user for user in read if packet(user.target) in FORWARD_PRODUCTS}
@@ -144,7 +143,7 @@ def is_blind_to_means(value: Node) -> bool:
 
 
 def _readers(nodes: set[Node], through: frozenset[object]) -> set[Node]:
-    """Find all that read some nodes, directly or through operators of `through`."""
+    """Return all readers of some nodes, directly or through operators of `through`."""
     readers: set[Node] = set()
     waiting = list(nodes)
     while waiting:
@@ -170,20 +169,20 @@ def gradients_in(graph: Graph) -> set[Node]:
 
 
 class Backward:
-    """A backward graph: which nodes depend on gradients, and who reads what."""
+    """A backward graph: which nodes depend on gradients, and the uses of its values."""
 
     def __init__(self, graph: Graph, parameters: Collection[str] = ()) -> None:
-        self._parameters = parameters  # by name, and what is computed from them alone
+        self._parameters = parameters  # names, also of values computed only from them
         self.placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
         self.order = {node: i for i, node in enumerate(graph.nodes)}
         self.gradients = gradients_in(graph)
         self._uses: dict[tuple[Node, Image], Uses] = {}
-        for node in reversed(list(self.order)):  # so that no chain is too long for recursion
+        for node in reversed(list(self.order)):  # users first, so that recursion is never deep
             for image in Image if node not in self.gradients else ():
                 self.uses(node, image)
 
     def points(self, saved: Node) -> list[Node]:
-        """Values through which all uses of a saved one go, the value itself first."""
+        """Return the chain of values through which all uses of a saved one go, itself first."""
         points, size = [saved], saved.meta["val"].numel()
         while len(points[-1].users) == 1:
             (user,) = points[-1].users
@@ -195,22 +194,21 @@ class Backward:
         return points
 
     def uses(self, node: Node, image: Image = Image.VALUE) -> Uses:
-        """The need of all users of a node."""
+        """Return the joint need of a node's users."""
         key = (node, image)
         if key not in self._uses:
             self._uses[key] = _join(self._use(node, user, image) for user in node.users)
         return self._uses[key]
 
     def _use(self, node: Node, user: Node, image: Image) -> Uses:
-        """The need of one user, or of all that read its result, where that is an image of the
-        value."""
+        """Return the need of one user; if that only passes the value on, of its own users."""
         if user.op == "output":
             return Uses(Need.EXACT, reason="gradient")
-        made_by = origin(user)
+        source = origin(user)
         if user in self.gradients:
-            return self._use_beside_gradients(node, user, made_by)
+            return self._use_beside_gradients(node, user, source)
         target = packet(user.target)
-        if made_by in SMOOTH or target in SMOOTH:
+        if source in SMOOTH or target in SMOOTH:
             return Uses(Need.SMOOTH, reason=name_of(user)) | self.uses(user, Image.SMOOTHED)
         if target in VIEWS:
             return self.uses(user, image)
@@ -226,26 +224,25 @@ class Backward:
             return self.uses(user, image)
         return Uses(Need.EXACT, reason=name_of(user))
 
-    def _use_beside_gradients(self, node: Node, user: Node, made_by: object) -> Uses:
-        """The need of a user that depends on gradients. made_by: its operator before
-        decomposition."""
+    def _use_beside_gradients(self, node: Node, user: Node, source: object) -> Uses:
+        """Return the need of a user that depends on gradients; source: its `origin`."""
         target, name = packet(user.target), name_of(user)
         if is_attention(user):
             return Uses(_need_of_attention(node, user), reason=name)
-        if made_by in UNEVEN or target in UNEVEN:
+        if source in EXACT_OPERATORS or target in EXACT_OPERATORS:
             return Uses(Need.EXACT, reason=name)
         if target in PRODUCTS:
             return Uses(Need.LINEAR, reason=name)
         if target in (aten.mul, aten.where):
-            smooth = made_by in SMOOTH
+            smooth = source in SMOOTH
             return Uses(Need.SMOOTH if smooth else Need.LINEAR, reason=name)
-        if made_by in RELU:
+        if source in RELU:
             return Uses(Need.LINEAR, signs=True, reason=name)
         return Uses(Need.EXACT, reason=name)
 
     @staticmethod
     def _is_scaled(node: Node, user: Node, target: object) -> bool:
-        """Return True if an error stays as large beside the result as it was beside the value."""
+        """Return True if the relative error of the result is about that of the value."""
         if target in MULTIPLIES:
             return True
         if target is aten.div:
@@ -273,7 +270,7 @@ def _join(uses: Iterable[Uses]) -> Uses:
 
 
 def _need_of_attention(node: Node, user: Node) -> Need:
-    """Operands are needed for the scores; their statistics, masks and seeds are needed exactly."""
+    """Return the need of attention for an operand; EXACT for statistics, masks and seeds."""
     schema = getattr(user.target, "_schema", None)
     if schema is None:
         return Need.EXACT
@@ -288,7 +285,7 @@ def _need_of_attention(node: Node, user: Node) -> Need:
 
 
 def _is_at_most(a: object, b: object) -> bool:
-    """Return True if a size is at most another, as far as that is known without a guard."""
+    """Return True if a size is known, without a new guard, to be at most another."""
     if isinstance(a, int) and isinstance(b, int):
         return a <= b
     return str(a) == str(b)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""How activations wait in compiled graphs: 8 or 4 bits a value with a scale for each 32, or bits.
+"""Formats of codes in compiled graphs: 8 or 4 bits a value with a scale for each 32, or bits.
 
-Encoders and decoders are plain functions of tensors whose last dimension is contiguous, so that a
-compiler fuses them with what stands before and behind.
+Encoders and decoders are functions of tensors whose last dimension is contiguous, in operators that
+a compiler fuses with those around them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 TILE = 32
-LEAST_SCALE = 1e-30  # of a tile: smaller numbers keep their sign and become as large as this
+LEAST_SCALE = 1e-30  # of a tile; with it the signs of smaller numbers are still encoded
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 Parts = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Format:
-    """An encoder, its decoder, and what a value takes."""
+    """An encoder, its decoder, and its bits for each value."""
 
     name: str
-    bits: float  # a value, its share of the scale included
-    multiple: int  # of which the last dimension has to be
+    bits: float  # a value, with its share of the scale
+    multiple: int  # the last dimension has to be a multiple of it
     encode: Callable[[Tensor], Parts]
     decode: Callable[..., Tensor]  # of the parts; float32, or bools
 
@@ -34,7 +34,7 @@ class Format:
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor in another type, by the operator that compiled graphs have for it."""
+    """Cast by the operator that compiled graphs have."""
     if x.dtype == dtype:
         return x
     result: Tensor = torch.ops.prims.convert_element_type.default(x, dtype)
@@ -42,9 +42,9 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _scale(x: Tensor, largest: int, *, keep_signs: bool) -> tuple[Tensor, Tensor]:
-    """Integers in float32, (..., tiles, TILE), and scales.
+    """Return rounded x / scale as float32 of shape (..., tiles, TILE), and the scales.
 
-    A tile with a NaN or an infinity has a scale that is not finite, and comes back as such.
+    A tile with a NaN or an infinity has a scale that is not finite, and decodes to such numbers.
     """
     tiles = cast(x.reshape(*x.shape[:-1], x.shape[-1] // TILE, TILE), torch.float32)
     scale = (tiles.abs().amax(-1, keepdim=True) * (1 / largest)).clamp_min(LEAST_SCALE)
@@ -56,7 +56,7 @@ def _scale(x: Tensor, largest: int, *, keep_signs: bool) -> tuple[Tensor, Tensor
 
 
 def _repeat_scales(scale: Tensor) -> Tensor:
-    """Scales, one for each value."""
+    """Expand scales to one for each value."""
     scale = cast(scale, torch.float32).unsqueeze(-1)
     return scale.expand(*scale.shape[:-1], TILE).reshape(*scale.shape[:-2], -1)
 
@@ -79,7 +79,7 @@ def decode_int8(q: Tensor, scale: Tensor) -> Tensor:
 
 
 def _encode_int4(x: Tensor, *, keep_signs: bool) -> Parts:
-    """Byte i of a tile has number i in its low half, and number i + TILE / 2 in its high half."""
+    """Pack element i of a tile into the low half of byte i, and i + TILE / 2 into the high half."""
     q, scale = _scale(x, 7, keep_signs=keep_signs)
     q = cast(q + 8, torch.uint8)  # 1 to 15
     low, high = q.split(TILE // 2, -1)
@@ -103,7 +103,7 @@ def decode_int4(codes: Tensor, scale: Tensor) -> Tensor:
 
 
 def encode_bits(x: Tensor) -> Parts:
-    """Bit i of a byte is number i of eight: (..., 8 * n) bools become (..., n) bytes."""
+    """Pack bools, (..., 8 * n) -> (..., n) bytes; bit i of a byte is element i of eight."""
     octets = cast(x.reshape(*x.shape[:-1], x.shape[-1] // 8, 8), torch.uint8)
     bits = octets[..., 0]
     for i in range(1, 8):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""`activation_codes`: options of torch.compile, the partitioner behind them, and its account.
+"""`activation_codes`: options of torch.compile, their partitioner, and its report.
 
-PyTorch's own partitioner chooses what is saved, and codes stand in for what they may.
+PyTorch's partitioner chooses what is saved; codes replace saved values as the policy allows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOURCES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py"))
 
 
 class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
-    """Splits a joint graph for Inductor, and lets activations wait as codes."""
+    """Splits a joint graph for Inductor, with activations saved as codes."""
 
     def __init__(self, policy: GraphPolicy, budget: Budget | None, least: int) -> None:
         self.policy, self.budget, self.least = policy, budget, least
@@ -37,18 +37,18 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
         self._has_warned = False
 
     def __deepcopy__(self, _: object) -> CodesPartitioner:
-        """Itself, as PyTorch copies its settings and the account is one."""
+        """Return self: PyTorch copies its settings, but there is one account."""
         return self
 
     def uuid(self) -> object:
-        """All that a compiled graph depends on, for the caches of compiled code."""
+        """Return a key of all that a compiled graph depends on, for caches of compiled code."""
         settings = f"{self.policy.name} {self.budget} {self.least}"
         return get_hash_for_files(SOURCES, settings)
 
     def __call__(
         self, gm: GraphModule, joint_inputs: object, **settings: Any
     ) -> tuple[GraphModule, GraphModule]:
-        """The forward and the backward graph; PyTorch's own ones where this PyTorch is another."""
+        """Return the forward and the backward graph, PyTorch's own ones after an error."""
         try:
             return self._partition(gm, joint_inputs, settings)
         except Exception as error:  # of whatever kind: training goes on without codes
@@ -80,18 +80,18 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
 
 
 class Account:
-    """One line for each saved tensor of each graph that was compiled."""
+    """A report with a line for each saved tensor of each compiled graph."""
 
     def __init__(self) -> None:
         self._graphs: list[list[dict[str, Any]]] = []
 
     def note(self, plan: Sequence[Saved], recomputed: Sequence[Node]) -> None:
-        """Count a graph, with what PyTorch's own choice would have saved beside."""
+        """Add a graph's saved tensors, and those that are computed again."""
         lines = [_line(one) for one in plan]
         self._graphs.append(lines + [_line_of_recomputed(node) for node in recomputed])
 
     def report(self) -> dict[str, Any]:
-        """Bytes of all graphs, and the tensors of each."""
+        """Return sums over all graphs, and the lines of each."""
         lines = [line for graph in self._graphs for line in graph]
         counted = [line for line in lines if line["reason"] not in ANYWAY]
         stays = [line for line in lines if line["as"] == "itself"]
@@ -109,7 +109,7 @@ def _line(one: Saved) -> dict[str, Any]:
     return {
         **_describe(one.forward),
         "before": one.nbytes,
-        "after": one.bytes_waiting,
+        "after": one.saved_nbytes,
         "as": form,
         "in_place_of": "" if one.is_in_place else one.point.name,
         "reason": one.reason,
@@ -117,7 +117,7 @@ def _line(one: Saved) -> dict[str, Any]:
 
 
 def _line_of_recomputed(node: Node) -> dict[str, Any]:
-    """A value that is computed again."""
+    """Describe a value that is computed again."""
     return {
         **_describe(node),
         "before": nbytes_of(node.meta["val"]),
@@ -148,14 +148,13 @@ def _by(key: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 class ActivationCodes(dict[str, Any]):
-    """Options of torch.compile, which also know what was done."""
+    """Options of torch.compile, with a report of compiled graphs."""
 
     def report(self) -> dict[str, Any]:
-        """Return what compiled graphs save, in bytes: as it is and why, as codes, computed again.
+        """Return the bytes that compiled graphs save: uncompressed, by reason, or as codes.
 
-        `before` and `after` are sums over all graphs, without parameters and inputs, and `graphs`
-        has a line for each tensor of each graph. Graphs that PyTorch took from its cache of
-        compiled code are not among them.
+        `before` and `after` are sums over all graphs, without parameters and inputs; `graphs` has a
+        line for each tensor of each graph. Graphs from PyTorch's cache of code are missing.
         """
         report: dict[str, Any] = self[OPTION].account.report()
         return report
@@ -168,20 +167,20 @@ def activation_codes(
     mode: str | None = None,
     least: int = LEAST,
 ) -> ActivationCodes:
-    """Options for torch.compile, with which activations wait for the backward pass as codes.
+    """Options for torch.compile, with which activations are saved as codes.
 
         codes = cto.torch.activation_codes()
         step = torch.compile(step, options=codes)
 
-    policy: `default`, `wide`, which also encodes what attention computes its weights from,
-    `products`, which encodes what products read, or `small`, with 4 bits for that.
-    budget: without one, all that the policy names waits as codes. A share of what PyTorch's own
-    choice saves, as 0.4, or bytes of each graph, as "4GB": then it is chosen for each tensor
-    whether it waits as it is, as codes, or is computed again, so that the step is short.
-    mode: as torch.compile's, whose options are among these; others can be merged with them.
-    least: smaller tensors, in bytes, stay as they are.
+    policy: `default`; `wide`, which also encodes queries and keys of attention; `products`, which
+    encodes only operands of products; or `small`, with 4 bits for these.
+    budget: bytes of each graph, as "4GB", or a share of what PyTorch's own choice saves, as 0.4:
+    each tensor is saved, encoded or computed again, so that the step is short. None: encode all
+    that the policy allows.
+    mode: as torch.compile's, whose options are included; others can be merged.
+    least: smaller tensors, in bytes, are not encoded.
 
-    Raises ArgumentError for what is none of these.
+    Raises ArgumentError for other values.
     """
     if policy not in POLICIES:
         refuse(NAME, "policy", f"one of {', '.join(POLICIES)}", repr(policy))

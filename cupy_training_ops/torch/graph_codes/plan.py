@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Decide for each saved value: it stays, or waits as codes, and in which place."""
+"""Plan for each saved value of a compiled graph: as it is, as codes, or computed again."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .consumers import (
     Uses,
     is_blind_to_means,
     is_tensor,
-    is_uneven,
     name_of,
+    needs_exact_results,
     packet,
 )
 from .formats import BITS, FLOATS, TILE, Format
@@ -29,43 +29,43 @@ from .policies import GraphPolicy
 
 CAST = "cast of a parameter"
 ANYWAY = {"parameter", "input"}
-SHARED = "shared"  # its memory stays for another
+SHARED = "shared"  # its memory stays alive for another value
 SMALL = "small"
-UNKNOWN_SIZE = 4096  # what PyTorch's partitioner takes for a size that nobody knows
+UNKNOWN_SIZE = 4096  # what PyTorch's partitioner assumes for an unknown size
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor that the forward pass saves, and what becomes of it."""
+    """A tensor that the forward pass saves, and how."""
 
     forward: Node
     backward: Node  # its placeholder
     nbytes: int
-    point: Node  # of the backward graph: the value that is encoded in its place
+    point: Node  # of the backward graph: the value that is encoded, itself or computed from it
     format: Format | None
-    reason: str  # why it stays, or who needs it most exactly
-    order: tuple[int, ...] = ()  # of the dimensions in memory
-    is_dropped: bool = False  # it is computed from another one's codes
-    absorbs: bool = False  # others are computed from its codes
-    source: Node | None = None  # the parameter of which it is a cast that is made again
+    reason: str  # why it has no codes, or the operator that needs it most exactly
+    order: tuple[int, ...] = ()  # dimensions by stride
+    is_dropped: bool = False  # not saved: computed from codes of another, or cast again
+    absorbs: bool = False  # its codes are of a sum with dropped values
+    source: Node | None = None  # the parameter that is cast again
 
-    def as_it_is(self, reason: str) -> Saved:
-        """The tensor saved without codes."""
+    def without_codes(self, reason: str) -> Saved:
+        """Return a plan without codes."""
         return Saved(self.forward, self.backward, self.nbytes, self.backward, None, reason)
 
     @property
     def is_in_place(self) -> bool:
-        """Return True if the value itself is encoded, and not one that is computed from it."""
+        """Return True if the value itself is encoded."""
         return self.point is self.backward
 
     @property
-    def is_there_anyway(self) -> bool:
-        """Return True if the memory is the caller's."""
+    def is_free(self) -> bool:
+        """Return True if saving it costs no memory: a parameter or an input."""
         return self.reason in ANYWAY
 
     @property
-    def bytes_waiting(self) -> int:
-        """Bytes that wait for the backward pass."""
+    def saved_nbytes(self) -> int:
+        """Bytes saved for the backward pass."""
         if self.is_dropped:
             return 0
         if self.format is None:
@@ -74,14 +74,14 @@ class Saved:
 
 
 class Planner:
-    """Decides for the saved tensors of one graph."""
+    """Plans for the saved tensors of one graph."""
 
     def __init__(self, policy: GraphPolicy, least: int, static: Iterable[int]) -> None:
         self._policy, self._least, self._static = policy, least, frozenset(static)
         self._nodes: dict[str, Node] = {}  # of the forward graph, by name
 
     def plan(self, forward: Graph, backward: Graph, num_outputs: int) -> list[Saved]:
-        """A decision for each saved tensor, in the order of the forward graph's outputs."""
+        """Return a plan for each saved tensor, in the order of the forward graph's outputs."""
         self._nodes = {node.name: node for node in forward.nodes}
         outputs = list(forward.output_node().args[0])
         parameters = self.of_parameters(forward)
@@ -96,12 +96,8 @@ class Planner:
         alive |= {_storage(n) for n in forward.nodes if n.op == "placeholder" and is_tensor(n)}
         return _without_shared(saved, alive)
 
-    def _made_of(self, node: Node, point: Node) -> Iterator[Node]:
-        """Yield saved values, as nodes of the forward graph, that `point` is computed from.
-
-        point: a node of the backward graph, as the sum of `node` and of other saved values; `node`
-        comes first.
-        """
+    def _saved_operands(self, node: Node, point: Node) -> Iterator[Node]:
+        """Yield `node` and all saved values that `point` of the backward graph is computed from."""
         yield node
         waiting, seen = [point], {point}
         while waiting:
@@ -113,7 +109,7 @@ class Planner:
                     waiting.append(read)
 
     def of_parameters(self, forward: Graph) -> set[Node]:
-        """Parameters, and what is computed from nothing else, as their casts."""
+        """Return parameters, and values computed only from them, as casts."""
         placeholders = forward.find_nodes(op="placeholder")
         parameters = {node for i, node in enumerate(placeholders) if i in self._static}
         for node in forward.nodes:
@@ -123,7 +119,7 @@ class Planner:
         return parameters
 
     def _choices(self, node: Node, seen: Backward, parameters: set[Node]) -> list[Saved]:
-        """List choices for a tensor: one for each value that could be encoded."""
+        """Return the possible plans of a tensor, one for each value that could be encoded."""
         placeholder = seen.placeholders[node.name]
         value = node.meta["val"]
         nbytes = nbytes_of(value)
@@ -150,17 +146,16 @@ class Planner:
         ]
 
     def _choice(self, node: Node, placeholder: Node, nbytes: int, point: Node, uses: Uses) -> Saved:
-        # point: the value of the backward graph that is encoded: the tensor's placeholder, or what
-        # is computed from it and read in its place. uses: of that value.
+        """Choose a format for `point`, by its uses."""
         value, producer = point.meta["val"], _producer(node, point)
         if value.dtype is torch.bool:
             chosen: Format | None = BITS
             reason = "mask"
         elif value.dtype not in FLOATS:
             chosen, reason = None, "dtype"
-        elif uses.need < Need.EXACT and is_uneven(producer):
+        elif uses.need < Need.EXACT and needs_exact_results(producer):
             chosen, reason = None, f"made by {name_of(producer)}"
-        elif any(_is_near_batch_norm(_producer(x, x)) for x in self._made_of(node, point)):
+        elif any(_is_near_batch_norm(_producer(x, x)) for x in self._saved_operands(node, point)):
             chosen, reason = None, "a sum before a batch norm"
         else:
             chosen, reason = self._policy.format_for(uses), uses.reason
@@ -171,7 +166,7 @@ class Planner:
 
 
 def numel_of(value: Tensor) -> int:
-    """Count the numbers of a tensor; of symbolic sizes, for the example that is compiled."""
+    """Count the elements of a tensor; symbolic sizes are those of the compiled example."""
     return math.prod(map(_number, value.shape))
 
 
@@ -181,17 +176,16 @@ def nbytes_of(value: Tensor) -> int:
 
 
 def _number(size: int | torch.SymInt) -> int:
-    """A symbolic size counts as in the example that is compiled."""
+    """Return a size; a symbolic one is that of the compiled example."""
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() else UNKNOWN_SIZE
 
 
 def memory_order(value: Tensor) -> tuple[int, ...]:
-    """Dimensions from the one with the largest stride to the contiguous one.
+    """Return the dimensions from the largest stride to the contiguous one.
 
-    Channels come last in what convolutions take: compilers for GPUs lay it out like that, whatever
-    the strides in the graph.
+    Of images channels are last: compilers for GPUs choose that layout whatever the strides here.
     """
     if _is_image(value):
         return (0, 2, 3, 1)
@@ -207,7 +201,7 @@ def _is_image(value: Tensor) -> bool:
 
 
 def _why_never(node: Node, nbytes: int, least: int, parameters: set[Node]) -> str:
-    """The reason why a tensor stays whoever reads it."""
+    """Return why a tensor has no codes whatever reads it, or ""."""
     source = _producer(node, node)
     if node in parameters or source in parameters:
         is_cast = source.op == "placeholder" and _storage(source) != _storage(node)
@@ -218,10 +212,9 @@ def _why_never(node: Node, nbytes: int, least: int, parameters: set[Node]) -> st
 
 
 def _producer(node: Node, point: Node) -> Node:
-    """Find the node that computed a value, behind views and casts.
+    """Return the node that computed `point`, before views and casts.
 
-    The value is `point` of the backward graph, or `node` of the forward graph where `point` is only
-    the placeholder through which the backward graph reads it.
+    If `point` is the placeholder of `node` in the backward graph, search from `node`.
     """
     producer = point if point.op != "placeholder" else node
     while producer.op == "call_function" and packet(producer.target) in VIEWS:
@@ -234,8 +227,8 @@ def _producer(node: Node, point: Node) -> Node:
 def _is_near_batch_norm(producer: Node) -> bool:
     """Return True for s = a + b in s -> product -> batch norm, and for results of that product.
 
-    The norm takes the means of features away, and codes that are good beside large means may be bad
-    beside what is left. Results are also seen through views and further sums.
+    The norm subtracts feature means: errors that are small beside these may be large beside what is
+    left. Looks through views and further sums.
     """
     if packet(producer.target) in SUMS and is_blind_to_means(producer):
         return True
@@ -252,7 +245,7 @@ def _is_near_batch_norm(producer: Node) -> bool:
 
 
 def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:
-    """Return True if rows along the innermost dimension in memory are whole tiles."""
+    """Return True if the innermost dimension in memory is a multiple of `multiple`."""
     if not order:
         return False
     last = value.shape[order[-1]]
@@ -260,41 +253,41 @@ def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:
 
 
 def _choose(choices: list[list[Saved]]) -> list[Saved]:
-    """Choose for each tensor what has the fewest bytes, together where that is less.
+    """Choose for each tensor the plan with the fewest bytes.
 
-    Where a and b are read only in a + b, it is encoded once: for a, which absorbs b; b is dropped.
+    If a and b are read only in a + b, the sum is encoded: a absorbs b, which is dropped.
     """
-    saved = [min(options, key=lambda option: option.bytes_waiting) for options in choices]
+    saved = [min(options, key=lambda option: option.saved_nbytes) for options in choices]
     by_point: dict[Node, dict[int, Saved]] = {}
     for i, options in enumerate(choices):
         for option in options:
             if option.format is not None and not option.is_in_place:
                 by_point.setdefault(option.point, {})[i] = option
-    for there in by_point.values():
-        first, *others = there
-        if any(saved[i].is_dropped for i in there):
+    for members in by_point.values():
+        first, *others = members
+        if any(saved[i].is_dropped for i in members):
             continue
-        apart = sum(saved[i].bytes_waiting for i in there)
-        if there[first].bytes_waiting < apart or any(
-            saved[i].point is there[i].point for i in there
+        separate = sum(saved[i].saved_nbytes for i in members)
+        if members[first].saved_nbytes < separate or any(
+            saved[i].point is members[i].point for i in members
         ):
-            saved[first] = replace(there[first], absorbs=bool(others))
+            saved[first] = replace(members[first], absorbs=bool(others))
             for i in others:
-                saved[i] = replace(there[i], format=None, is_dropped=True, reason="behind a sum")
+                saved[i] = replace(members[i], format=None, is_dropped=True, reason="behind a sum")
     return saved
 
 
 def _storage(node: Node) -> int:
-    """Number that values of one memory share."""
+    """Return an identifier of a value's storage."""
     return int(node.meta["val"].untyped_storage()._cdata)
 
 
 def _without_shared(saved: list[Saved], alive: set[int]) -> list[Saved]:
-    """Leave without codes what shares memory that stays anyway: codes of a view save nothing."""
+    """Drop codes of values whose memory stays alive for others: they would save nothing."""
     while True:
         stays = [one for one in saved if one.format is None and not one.is_dropped]
         alive = alive | {_storage(one.forward) for one in stays}
         shared = [one for one in saved if one.format and _storage(one.forward) in alive]
         if not shared:
             return saved
-        saved = [one.as_it_is(SHARED) if one in shared else one for one in saved]
+        saved = [one.without_codes(SHARED) if one in shared else one for one in saved]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which format answers which need."""
+"""Policies of compiled graphs: the format for each need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGNED = {INT8: INT8_SIGNED, INT4: INT4_SIGNED}
 
 @dataclass(frozen=True)
 class GraphPolicy:
-    """Formats by need; a need without one leaves a value as it is."""
+    """Formats by need; values with other needs are not encoded."""
 
     name: str
     formats: Mapping[Need, Format]

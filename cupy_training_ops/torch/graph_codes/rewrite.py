@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Write both graphs of a compiled model anew: saved values wait as codes, or are computed again.
+"""Rewrite both graphs of a compiled model: saved values become codes, or are computed again.
 
-Some values follow from others which wait as codes, as GELU's result from its operand. To compute
-them again from the decoded values moves as many bytes as to decode codes of their own, and neither
-these nor an encoder are needed. Rows of an embedding are looked up again, which is exact and needs
-no codes at all.
+A value that is a cheap function of encoded ones, as GELU's result of its operand, is computed again
+from these: that moves as many bytes as decoding its own codes, and needs no encoder. Rows of an
+embedding are looked up again, which is exact.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from .consumers import MULTIPLIES, SMOOTH, SUMS, VIEWS, is_tensor, origin, packe
 from .formats import INT4_SIGNED, INT8_SIGNED, Parts, cast
 from .plan import ANYWAY, SHARED, SMALL, Saved, numel_of
 
-NO_CHECK = "saved_tensor_with_no_vc_check"  # of PyTorch: such tensors come last
-STEP = 2.0**-20  # between copies of nodes, as a share of a place in the graph
-SIGNED = {INT8_SIGNED, INT4_SIGNED}  # whose signs, computed again, might be others
-MOST_SOURCES = 2  # of the value's own size
+NO_CHECK = "saved_tensor_with_no_vc_check"  # PyTorch's key in node.meta: such tensors come last
+STEP = 2.0**-20  # between the positions of copies of a node
+SIGNED = {INT8_SIGNED, INT4_SIGNED}  # recomputed values might have other signs
+MOST_SOURCES = 2  # encoded values of its size, from which one is computed again
 LOOKUPS = packets("embedding")
-EXACT = LOOKUPS | VIEWS | MULTIPLIES | SUMS | {prims.iota}  # what is cheap to do twice
+EXACT = LOOKUPS | VIEWS | MULTIPLIES | SUMS | {prims.iota}  # cheap to compute again
 STAYS = ANYWAY | {SHARED, SMALL}
 
 
 def rewrite(
     forward: GraphModule, backward: GraphModule, plan: Sequence[Saved], num_outputs: int
 ) -> None:
-    """Put encoders behind what is saved, and decoders before the first use.
+    """Put encoders after saved values, and decoders before their first use.
 
-    Codes take the place of what they stand for among the outputs and the placeholders, so tensors
-    stay before symbolic sizes, and those that PyTorch does not check for writes behind the others.
+    Codes replace values in their places among outputs and placeholders, as PyTorch orders these:
+    tensors, tensors without a version check, symbolic sizes.
     """
     finder = _Forward(forward.graph)
     coded = [one for one in plan if one.format is not None]
@@ -65,19 +64,19 @@ def rewrite(
 
 
 def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[Node, ...]:
-    """Encode one value in the forward graph and decode it in the backward graph; its codes."""
+    """Encode a value in the forward graph and decode it in the backward graph; return the codes."""
     value, chosen = one.point.meta["val"], one.format
     assert chosen is not None
 
     def encode(x: Tensor) -> Parts:
-        return chosen.encode(x.permute(one.order).contiguous())  # compilers keep codes as they lie
+        return chosen.encode(x.permute(one.order).contiguous())  # fixes the codes' layout
 
     def decode(*parts: Tensor) -> Tensor:
         back = [one.order.index(dim) for dim in range(value.dim())]
         decoded = cast(chosen.decode(*parts), value.dtype)
         if back == sorted(back):
             return decoded
-        return decoded.permute(back).clone()  # else Inductor lays out what is behind the view
+        return decoded.permute(back).clone()  # else Inductor changes the layout of later nodes
 
     parts = record(forward, source.next, encode, source)
     codes = []
@@ -94,19 +93,19 @@ def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[
 
 
 def first_user(graph: Graph, node: Node) -> Node:
-    """The user that stands first in the graph."""
+    """Return the user that comes first in the graph."""
     return next(user for user in graph.nodes if user in node.users)
 
 
 def _cast_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
-    """Cast a parameter in the backward graph too; the parameter, if it is not saved already."""
+    """Cast a parameter again in the backward graph; return it unless it is saved already."""
     source = one.source
     assert source is not None
     chain = [one.forward]
     while chain[-1] is not source:
         chain += chain[-1].all_input_nodes
-    there = {node.name: node for node in backward.find_nodes(op="placeholder")}
-    value = there.get(source.name)
+    saved = {node.name: node for node in backward.find_nodes(op="placeholder")}
+    value = saved.get(source.name)
     if value is None:
         with backward.inserting_before(one.backward):
             value = backward.placeholder(source.name)
@@ -116,11 +115,11 @@ def _cast_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
             read = value
             value = backward.node_copy(node, lambda _, read=read: read)
     one.backward.replace_all_uses_with(value)
-    return () if source.name in there else (source,)
+    return () if source.name in saved else (source,)
 
 
 def _erase_unread(graph: Graph, node: Node) -> None:
-    """Erase a node that nobody reads, and what only it read; placeholders stay."""
+    """Erase a node without users, and operands that have none then, except placeholders."""
     waiting = [node]
     while waiting:
         node = waiting.pop()
@@ -130,7 +129,7 @@ def _erase_unread(graph: Graph, node: Node) -> None:
 
 
 class _Forward:
-    """Values of the backward graph, computed in the forward graph."""
+    """Computes values of the backward graph in the forward graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -138,7 +137,7 @@ class _Forward:
         self._order: dict[Node, float] = {node: i for i, node in enumerate(graph.nodes)}
 
     def compute(self, node: Node) -> Node:
-        """Return the forward graph's node of the same value; a copy, where there is none."""
+        """Return the node of the same value in the forward graph, or copy it there."""
         reads = {read: self.compute(read) for read in node.all_input_nodes}
         twin = self._nodes.get(node.name)
         if twin is not None and (
@@ -158,7 +157,7 @@ class _Forward:
 
 
 def put_out(graph: Graph, places: dict[Node, tuple[Node, ...]], num_outputs: int) -> None:
-    """Put codes among the outputs of a graph, in the places of what they stand for."""
+    """Replace saved values among a graph's outputs by their codes."""
     output = graph.output_node()
     before = list(output.args[0])
     after = before[:num_outputs]
@@ -179,7 +178,7 @@ def put_out(graph: Graph, places: dict[Node, tuple[Node, ...]], num_outputs: int
 def compute_again(
     forward: Graph, backward: Graph, plan: Sequence[Saved], parameters: set[Node], n_outputs: int
 ) -> tuple[Node, ...]:
-    """Compute values again that follow from others; return those, which are saved no more."""
+    """Compute values again that depend on others saved; return them, which no longer are."""
     finder = _Images(backward, plan, parameters)
     places: dict[Node, tuple[Node, ...]] = {}
     for one in plan:
@@ -192,28 +191,28 @@ def compute_again(
 
 
 class _Images:
-    """Looks for values and writes them into the backward graph."""
+    """Finds values that can be computed again, and writes them into the backward graph."""
 
     def __init__(self, backward: Graph, plan: Sequence[Saved], parameters: set[Node]) -> None:
         self._graph, self._parameters = backward, parameters
-        self._there = {node.name: node for node in backward.find_nodes(op="placeholder")}
+        self._saved = {node.name: node for node in backward.find_nodes(op="placeholder")}
         self._coded = {one.forward for one in plan if one.format is not None}
 
     def lookup(self, one: Saved) -> list[Node]:
-        """Nodes that compute a value from rows of parameters, without any codes."""
+        """Return nodes that compute a value from rows of parameters, or []."""
         chain: list[Node] = []
         if one.reason in STAYS or not self._follow_rows(one.forward, one.forward, chain):
             return []
         return chain if any(packet(node.target) in LOOKUPS for node in chain) else []
 
     def _follow_rows(self, node: Node, value: Node, chain: list[Node]) -> bool:
-        """Return True if `node`, on the way to `value`, follows by operators of EXACT from
-        parameters and smaller tensors saved without codes; add to the chain, operands first."""
+        """Return True if operators of EXACT compute `node` from parameters and tensors that are
+        saved without codes and smaller than `value`; appends them to `chain`, operands first."""
         if node in chain:
             return True
         if node in self._parameters and node.op == "placeholder":
             return True
-        if node is not value and node.name in self._there:
+        if node is not value and node.name in self._saved:
             if not is_tensor(node) or node in self._coded:
                 return False
             return numel_of(node.meta["val"]) < numel_of(value.meta["val"])
@@ -225,7 +224,7 @@ class _Images:
         return True
 
     def chain(self, one: Saved) -> list[Node]:
-        """Nodes of the forward graph that compute a value from coded ones, in their order."""
+        """Return nodes of the forward graph that compute a value from encoded ones, or []."""
         if one.format is None or one.format in SIGNED or not one.is_in_place:
             return []
         chain: list[Node] = []
@@ -235,11 +234,11 @@ class _Images:
         return chain if 0 < len(sources) <= MOST_SOURCES else []
 
     def _follow(self, node: Node, value: Node, chain: list[Node], sources: set[Node]) -> bool:
-        """Return True if `node`, on the way to `value`, follows by pointwise operators from
-        parameters, smaller saved tensors, and `sources`: coded ones no smaller than `value`."""
+        """Return True if pointwise operators compute `node` from parameters, saved tensors smaller
+        than `value`, and encoded ones that are not, which are added to `sources`."""
         if node in chain or node in sources:
             return True
-        if node is not value and node.name in self._there:
+        if node is not value and node.name in self._saved:
             if not is_tensor(node):
                 return True
             if numel_of(node.meta["val"]) >= numel_of(value.meta["val"]):
@@ -256,7 +255,7 @@ class _Images:
         return True
 
     def _is_pointwise(self, node: Node) -> bool:
-        """Return True if a node may be computed from decoded operands, number by number."""
+        """Return True if a node is elementwise and tolerates the error of decoded operands."""
         if node.op != "call_function" or not is_tensor(node):
             return False
         target = packet(node.target)
@@ -265,30 +264,30 @@ class _Images:
         return target in SUMS and not node.kwargs and any(x in self._parameters for x in node.args)
 
     def write(self, one: Saved, chain: list[Node]) -> tuple[Node, ...]:
-        """Compute a value in the backward graph; the parameters that have to be saved for it."""
+        """Compute a value in the backward graph; return parameters to be saved for it."""
         added = []
         copies: dict[Node, Node] = {}
         for read in [read for node in chain for read in node.all_input_nodes]:
             if read in copies or read in chain:
                 continue
-            if read.name not in self._there:
+            if read.name not in self._saved:
                 with self._graph.inserting_before(one.backward):
-                    self._there[read.name] = self._graph.placeholder(read.name)
-                self._there[read.name].meta.update(read.meta)
+                    self._saved[read.name] = self._graph.placeholder(read.name)
+                self._saved[read.name].meta.update(read.meta)
                 added.append(read)
-            copies[read] = self._there[read.name]
+            copies[read] = self._saved[read.name]
         with self._graph.inserting_before(first_user(self._graph, one.backward)):
             for node in chain:
                 copies[node] = self._graph.node_copy(node, copies.__getitem__)
         one.backward.replace_all_uses_with(copies[one.forward])
         self._graph.erase_node(one.backward)
-        del self._there[one.forward.name]
+        del self._saved[one.forward.name]
         self._coded.discard(one.forward)
         return tuple(added)
 
 
 def record(graph: Graph, before: Node, function: Callable[..., Any], *inputs: Node) -> Any:
-    """Write a function before a node, by running it on fake tensors; its results as nodes."""
+    """Insert a function's operators before a node; return its results as nodes."""
     recorder = _Recorder(graph, inputs)
     fake = inputs[0].meta["val"].fake_mode
     with graph.inserting_before(before), torch.no_grad(), fake, recorder:
@@ -297,21 +296,23 @@ def record(graph: Graph, before: Node, function: Callable[..., Any], *inputs: No
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
-    """Notes each call of an operator as a node."""
+    """Records each call of an operator as a node; the function runs on fake tensors."""
 
     def __init__(self, graph: Graph, inputs: tuple[Node, ...]) -> None:
         super().__init__()
         self._graph = graph
         self._nodes = {id(node.meta["val"]): node for node in inputs}
         self._sizes: dict[str, Node] = {}
-        self._alive: list[Tensor] = []  # else another tensor may have the id of one
+        self._alive: list[Tensor] = []  # so that no id is reused
         self._inputs = inputs
         self._decompositions = select_decomp_table()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        if func.namespace == "aten":  # as to.dtype, which compilers know in other words alone
+        if (
+            func.namespace == "aten"
+        ):  # Inductor lowers only the decomposition of some, as of to.dtype
             with self:
                 decomposed = self._decompositions.get(func, func.decompose)
                 result = decomposed(*args, **(kwargs or {}))
@@ -319,7 +320,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 return result
         result = func(*args, **(kwargs or {}))
         if not isinstance(result, (Tensor, list, tuple)):
-            return result  # of a question, as for the device
+            return result  # of a query, as for the device
         node = self._graph.call_function(
             func, tree_map(self.node_of, args), tree_map(self.node_of, kwargs or {})
         )
@@ -335,7 +336,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def node_of(self, value: object) -> object:
-        """The node that stands for a tensor or a symbolic size; what is neither is itself."""
+        """Return the node of a tensor or symbolic size; other values unchanged."""
         if isinstance(value, Tensor):
             return self._nodes[id(value)]
         if isinstance(value, torch.SymInt):
@@ -343,7 +344,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return value
 
     def _size(self, value: torch.SymInt) -> object:
-        """A node for the size of a dimension of an input."""
+        """Return a node for a symbolic size, of a dimension of an input."""
         key = str(value)
         if key not in self._sizes:
             places = (

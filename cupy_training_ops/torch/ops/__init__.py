@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Operators of the namespace `cto`, known to autograd, torch.compile and torch.export.
 
-Each is here by its name, and called the shortest way there is; `torch.ops.cto` has those of the
-dispatcher alone.
+`ops.<name>` is an operator's `Door`, its fastest entry point; `torch.ops.cto.<name>` goes through
+the dispatcher.
 """
 
 from __future__ import annotations

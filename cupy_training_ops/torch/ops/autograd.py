@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Autograd's nodes around launches: a class for all calls of an operator, and one for each kind.
+"""autograd.Functions around launches: one for all calls of an operator, one for each kind.
 
-The class of a kind holds what other calls note in each node: which tensors are saved, and what else
-is kept. Its nodes are given those tensors alone that need gradients. Both save the host's time.
+Calls of one kind save the same things, so their Function has the places of saved tensors, and the
+other attributes of `ctx`, as constants; its inputs are only the tensors that require gradients.
+Both save time on the host.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ _Function: Any = torch.autograd.Function
 
 
 @dataclass(frozen=True)
-class Operator:
-    """One operator of the namespace.
+class CustomOp:
+    """Definition of a PyTorch operator in the namespace `cto`.
 
-    keep: of arguments and results, what the derivative needs; only the first result has one.
-    derivative: gradients of all arguments, from those of the results. writes: the argument, by
-    place, that the operator overwrites. direct: a body for calls that nobody else sees. changing:
-    the place of numbers that change from call to call. some: a body for the results alone that
-    the last argument names, a mask.
+    save(ctx, arguments, results): saves what the derivative needs. derivative: gradients of all
+    arguments from those of the results, of which only the first is differentiable. writes: index of
+    the argument that is overwritten. direct: replaces `body` in calls past the dispatcher.
+    changing: index of an argument whose numbers differ from call to call. masked: a body that
+    computes only the results that its last argument, a mask, selects.
     """
 
     schema: str
     body: Callable[..., Any]
-    keep: Callable[[Any, Sequence[Any], Any], None] | None = None
+    save: Callable[[Any, Sequence[Any], Any], None] | None = None
     derivative: Callable[..., Any] | None = None
     fake: Callable[..., Any] | None = None  # where the body cannot run without data
     writes: int | None = None
     direct: Callable[..., Any] | None = None
     changing: int | None = None
-    some: Callable[..., Any] | None = None
+    masked: Callable[..., Any] | None = None
 
     @property
     def name(self) -> str:
@@ -49,22 +50,22 @@ class Operator:
         return self.schema.partition("(")[0]
 
 
-def general(operator: Operator, *, is_first: bool) -> Callable[..., Any]:
-    """Return a function that applies a node to (*arguments, (launches, their tensors)).
+def general_apply(operator: CustomOp, *, is_first: bool) -> Callable[..., Any]:
+    """Return `apply` of the Function for all calls; its last argument is (runner, its tensors).
 
-    is_first: it returns the first result alone.
+    is_first: it returns the first result only.
     """
     n_others = _n_others(operator)
     missing = (None,) * n_others if is_first else ()
-    keep, derivative = operator.keep, functools.partial(derivative_of, operator)
+    save, derivative = operator.save, functools.partial(derivative_of, operator)
     marks, is_one = n_others and not is_first, n_others and is_first
 
-    def forward(ctx: Any, *given: Any) -> Any:
-        arguments, (launched, tensors) = given[:-1], given[-1]
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        arguments, (launched, tensors) = inputs[:-1], inputs[-1]
         results = launched(arguments, tensors)
         ctx.materialize_grads = False
-        if keep is not None:
-            keep(ctx, arguments, results)
+        if save is not None:
+            save(ctx, arguments, results)
             if marks:
                 ctx.mark_non_differentiable(*results[1:])
         return results[0] if is_one else results
@@ -76,42 +77,42 @@ def general(operator: Operator, *, is_first: bool) -> Callable[..., Any]:
 
 
 def runner(
-    operator: Operator,
-    learn: Callable[[Sequence[Any]], tuple[Any, Runner]],
+    operator: CustomOp,
+    trace: Callable[[Sequence[Any]], tuple[Any, Runner]],
     apply_general: Callable[..., Any],
-    tell: Callable[[Sequence[Any]], Any],
+    call_through_mode: Callable[[Sequence[Any]], Any],
     *,
     is_first: bool,
 ) -> Runner:
-    """Return a function that runs calls of one kind through a node.
+    """Return a function that runs calls of one kind with gradients.
 
-    The first call goes through the node of all kinds, `apply_general`, and learns its launches and
-    what the node saves; the next ones go through a node for this kind. tell: runs a call where a
-    function mode is on.
+    The first call goes through `apply_general` and records its launches and what the node saves;
+    the next ones use a Function made from that. call_through_mode: runs a call under a
+    TorchFunctionMode.
     """
     n_others = _n_others(operator)
     launched: Runner | None = None
     apply: Callable[..., Any] | None = None
-    passed: Pick | None = None
+    differentiable: Pick | None = None
     n_functions = torch._C._len_torch_function_stack
 
     def run(arguments: Sequence[Any], tensors: tuple[Tensor, ...]) -> Any:
         if n_functions():
-            return tell(arguments)
+            return call_through_mode(arguments)
         if apply is None:
-            return apply_general(*arguments, (launched or learn_all, tensors))
-        if passed is None:
+            return apply_general(*arguments, (launched or record_first, tensors))
+        if differentiable is None:
             return apply((arguments, tensors), *tensors)
-        return apply((arguments, tensors), *passed(tensors))
+        return apply((arguments, tensors), *differentiable(tensors))
 
-    def learn_all(arguments: Sequence[Any], tensors: tuple[Tensor, ...]) -> Any:
-        nonlocal apply, launched, passed
-        results, launched = learn(arguments)
-        if operator.keep is not None and (is_first or not n_others):
+    def record_first(arguments: Sequence[Any], tensors: tuple[Tensor, ...]) -> Any:
+        nonlocal apply, launched, differentiable
+        results, launched = trace(arguments)
+        if operator.save is not None and (is_first or not n_others):
             recipe = _recipe(operator, arguments, tensors, results)
             if recipe is not None:
-                passed = recipe.passed
-                apply = _of_kind(operator, launched, recipe, is_one=bool(n_others))
+                differentiable = recipe.differentiable
+                apply = _specific_apply(operator, launched, recipe, is_one=bool(n_others))
         return results
 
     return run
@@ -120,30 +121,30 @@ def runner(
 class _Recipe(NamedTuple):
     """The tensors and values that a node saves."""
 
-    passed: Pick | None  # of the tensors: those that need gradients; None for all
-    wanted: Pick  # of the gradients of all arguments: theirs
-    saved: Pick | None  # of the tensors, results and a None; None for the tensors, and no more
+    differentiable: Pick | None  # picks the tensors that require gradients; None: all do
+    wanted: Pick  # picks their gradients from those of all arguments
+    saved: Pick | None  # picks from (*tensors, *results, None); None: exactly the tensors
     attributes: dict[str, Any]
 
 
-class _Kept:
-    """In the place of a node: what is kept in it."""
+class _RecordingContext:
+    """Stands for `ctx` and records what a derivative saves in it."""
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         self.saved = tensors
 
 
 def _recipe(
-    operator: Operator, arguments: Sequence[Any], tensors: tuple[Tensor, ...], results: Any
+    operator: CustomOp, arguments: Sequence[Any], tensors: tuple[Tensor, ...], results: Any
 ) -> _Recipe | None:
-    """Places of what the node of a call saves, for the other calls of its kind.
+    """Record what a call saves, for other calls of its kind.
 
-    None where it saves a tensor that is neither given nor a result, or a value that another call
-    of this kind may have otherwise.
+    None if it saves a tensor that is neither an argument nor a result, or a value that may differ
+    in another call of this kind.
     """
-    node: Any = _Kept()
-    operator.keep(node, arguments, results)  # type: ignore[misc]
-    attributes = vars(node)
+    ctx: Any = _RecordingContext()
+    operator.save(ctx, arguments, results)  # type: ignore[misc]
+    attributes = vars(ctx)
     all_results = results if isinstance(results, tuple) else (results,)
     place_of = {id(x): place for place, x in enumerate((*tensors, *all_results, None))}
     saved = [place_of.get(id(x)) for x in attributes.pop("saved", ())]
@@ -165,19 +166,19 @@ def _recipe(
     )
 
 
-def _of_kind(
-    operator: Operator, launched: Runner, recipe: _Recipe, *, is_one: bool
+def _specific_apply(
+    operator: CustomOp, launched: Runner, recipe: _Recipe, *, is_one: bool
 ) -> Callable[..., Any]:
-    """Return a function that applies a node to (arguments, tensors) and to what needs gradients.
+    """Return `apply` of a Function of ((arguments, tensors), *tensors that require gradients).
 
-    is_one: the operator has results behind the first, which the node gives to nobody.
+    is_one: the operator has further results, which are not returned.
     """
     saved, wanted = recipe.saved, recipe.wanted
     missing = (None,) * _n_others(operator)
     derivative = functools.partial(derivative_of, operator)
 
-    def forward(ctx: Any, given: tuple[Any, tuple[Tensor, ...]], *_: Tensor) -> Any:
-        arguments, tensors = given
+    def forward(ctx: Any, call: tuple[Any, tuple[Tensor, ...]], *_: Tensor) -> Any:
+        arguments, tensors = call
         results = launched(arguments, tensors)
         ctx.materialize_grads = False
         if saved is None:
@@ -197,36 +198,35 @@ def _of_kind(
     return _apply_of(node)
 
 
-def _n_others(operator: Operator) -> int:
-    """Count the results behind the first."""
+def _n_others(operator: CustomOp) -> int:
+    """Count the results after the first."""
     return operator.schema.rpartition("->")[2].count("Tensor") - 1
 
 
-def _class(operator: Operator, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
-    """Class of nodes, whose name stands in PyTorch's words and in policies of compression."""
+def _class(operator: CustomOp, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    """Make a Function; PyTorch's messages and compression policies show its name."""
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(_Function)(operator.name, (_Function,), methods)
 
 
 def _apply_of(node: Any) -> Callable[..., Any]:
-    """`apply` without the Python function above it: what is left of it is done by `is_watched`."""
+    """Function.apply in C++, without its Python wrapper; `needs_dispatcher` checks the rest."""
     apply: Callable[..., Any] = super(_Function, node).apply
     return apply
 
 
-def derivative_of(operator: Operator, ctx: Any, *gradients: Any) -> Any:
-    """Gradients of all arguments, from those of the results; None for all where the first has
-    none."""
+def derivative_of(operator: CustomOp, ctx: Any, *gradients: Any) -> Any:
+    """Gradients of all arguments from those of the results; all None if the first result's is."""
     if operator.derivative is None:
         if any(gradient is not None for gradient in gradients):
             refuse_derivative(operator.name)
-    elif gradients[0] is not None:  # the others have none
+    elif gradients[0] is not None:
         return operator.derivative(ctx, *gradients)
     return (None,) * len(ctx.needs_input_grad)
 
 
 def refuse_derivative(name: str) -> NoReturn:
-    """Refuse to differentiate an operator that is a gradient itself, or makes codes."""
+    """Refuse to differentiate an operator that computes a gradient or codes."""
     expected = "a result that is not differentiated (create_graph=False, detach())"
     refuse(f"{NAMESPACE}::{name}", "derivative", expected, "one that is: it has no derivative")
 
@@ -237,57 +237,58 @@ def refuse_forward_mode(name: str) -> NoReturn:
     refuse(f"{NAMESPACE}::{name}", "derivative", expected, "forward mode (jvp), which it has not")
 
 
-# ---- what the dispatcher runs for autograd ------------------------------------------------------
+# ---- registration with the dispatcher ------------------------------------------------------------
 
 
 def overload_of(name: str) -> Any:
-    """The dispatcher's operator."""
+    """Return torch.ops.cto.<name>.default."""
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
-def register_autograd(operator: Operator, library: Any, kernel: Callable[..., Any]) -> None:
-    """Register the derivative, or that what is written is data."""
+def register_autograd(operator: CustomOp, library: Any, kernel: Callable[..., Any]) -> None:
+    """Register the derivative; of an operator that writes, a check that no gradient is lost."""
     if operator.writes is not None:
         library.impl(operator.name, _writing(operator), "Autograd")
         return
 
-    def keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         ctx.set_materialize_grads(False)
-        if operator.keep is not None:
-            operator.keep(ctx, inputs, output)
+        if operator.save is not None:
+            operator.save(ctx, inputs, output)
             if isinstance(output, tuple):
                 ctx.mark_non_differentiable(*output[1:])
 
     n_arguments = len(overload_of(operator.name)._schema.arguments)
 
     def derivative(ctx: Any, *gradients: Any) -> Any:
-        n_missing = n_arguments - len(ctx.needs_input_grad)  # those that equal their defaults
+        n_missing = n_arguments - len(
+            ctx.needs_input_grad
+        )  # left out, as they equal their defaults
         ctx.needs_input_grad += (False,) * n_missing
         return derivative_of(operator, ctx, *gradients)
 
     torch.library.register_autograd(
         f"{NAMESPACE}::{operator.name}",
         derivative,
-        setup_context=keep,
-        lib=_Past(library, kernel),
+        setup_context=save,
+        lib=_BypassingLibrary(library, kernel),
     )
 
 
-class _Past:
-    """A library that registers for autograd a function which may go past autograd.
+class _BypassingLibrary:
+    """A library whose Autograd kernel calls the backend's kernel itself if no gradient is needed.
 
-    A call that nobody records or watches comes to the kernel in one step of the dispatcher's, not
-    two.
+    That saves a second pass through the dispatcher.
     """
 
     def __init__(self, library: Any, kernel: Callable[..., Any]) -> None:
         self._library, self._kernel = library, kernel
 
-    def impl(self, name: str, autograd: Callable[..., Any], key: str, **given: Any) -> None:
+    def impl(self, name: str, autograd: Callable[..., Any], key: str, **options: Any) -> None:
         kernel, is_recording = self._kernel, torch.is_grad_enabled
         needs_gradients, are_plain = torch._C._any_requires_grad, dict[int, bool]()
 
-        def past(keyset: Any, *arguments: Any) -> Any:
+        def bypass(keyset: Any, *arguments: Any) -> Any:
             keys = keyset.raw_repr()
             if keys not in are_plain:
                 are_plain[keys] = _is_plain(keyset)
@@ -295,23 +296,23 @@ class _Past:
                 return kernel(*arguments)
             return autograd(keyset, *arguments)
 
-        self._library.impl(name, past, key, **given)
+        self._library.impl(name, bypass, key, **options)
 
 
 def _is_plain(keyset: Any) -> bool:
-    """Return True if a CPU's or a GPU's kernel comes behind autograd."""
-    behind = (keyset & torch._C._after_ADInplaceOrView_keyset).highestPriorityTypeId()
-    return behind in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+    """Return True if the kernel after autograd is the CPU's or the GPU's."""
+    following = (keyset & torch._C._after_ADInplaceOrView_keyset).highestPriorityTypeId()
+    return following in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
 
 def _is_traced() -> bool:
-    """Return True if a call may be traced and not made; before PyTorch 2.13 modes alone tell."""
+    """Return True if a call may only be traced; before PyTorch 2.13 only modes show it."""
     n_modes: int = torch._C._len_torch_dispatch_stack()
     return torch.compiler.is_compiling() or n_modes > 0
 
 
-def _writing(operator: Operator) -> Callable[..., Any]:
-    """The Autograd kernel of an operator that writes: what it writes is data."""
+def _writing(operator: CustomOp) -> Callable[..., Any]:
+    """The Autograd kernel of an operator that writes: refuses to lose a gradient."""
 
     def autograd(*arguments: Any) -> Any:
         name, written = operator.name, arguments[operator.writes]  # type: ignore[index]

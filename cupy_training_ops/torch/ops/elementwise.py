@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Element by element: gelu and its kin with a bias, relu that keeps bits, dropout, codes.
+"""Elementwise operators: gelus with a bias, relu that saves a bit an element, dropouts, codecs.
 
-Which elements a dropout keeps follows from `state` alone, seed and offset: two integers, of which
-the dispatcher is given a tensor. One on a GPU is read there.
+A dropout's mask depends only on `state`, (seed, offset), which the dispatcher passes as a tensor;
+on a GPU the kernel reads it there.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from ...families.dropout.operators import (
     DropoutGrad,
 )
 from ...families.gist.operators import ReluGradFromBits, ReluWithBits
-from .autograd import Operator
+from .autograd import CustomOp
 from .dispatch import register
-from .launching import OURS, Run, infer, instance
+from .launching import NUMPY_DTYPES, Run, infer, instance
 
 # By `approximate` and whether there is a bias: the operator, and its gradient.
 _GELUS = {
@@ -69,13 +69,13 @@ def _gelu_backward(
     return run(instance(op), dy, x) if bias is None else run(instance(op), dy, x, bias)
 
 
-def _keep_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
+def _save_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
     *tensors, ctx.approximate = arguments
     ctx.save_for_backward(*[x for x in tensors if x is not None])
 
 
 def _over_rows(gradient: Tensor, bias: Tensor) -> Tensor:
-    """The gradient of a bias, a row or an array of the gradient's shape."""
+    """Return a bias's gradient: the sum over the dimensions along which it is broadcast."""
     if bias.shape == gradient.shape:
         return gradient
     return gradient.sum(tuple(range(gradient.dim() - bias.dim())))
@@ -96,7 +96,7 @@ def _quick_gelu_backward(run: Run, dy: Tensor, x: Tensor, alpha: float) -> Tenso
     return run(op, dy, x)
 
 
-def _keep_quick_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
+def _save_quick_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
     x, ctx.alpha = arguments
     ctx.save_for_backward(x)
 
@@ -113,7 +113,7 @@ def _relu_backward(run: Run, dy: Tensor, bits: Tensor) -> Tensor:
     return run(instance(ReluGradFromBits), dy, bits)
 
 
-def _keep_relu(ctx: Any, _: Sequence[Any], results: Any) -> None:
+def _save_relu(ctx: Any, _: Sequence[Any], results: Any) -> None:
     ctx.save_for_backward(results[1])
 
 
@@ -122,7 +122,7 @@ def _relu_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
 
 
 def _state(state: Any) -> Any:
-    """Return a random state as the operator takes it: on a GPU, which counts it on, a copy."""
+    """Return (seed, offset); a copy of a tensor on a GPU, as the kernel advances the offset."""
     if not isinstance(state, Tensor):
         return state
     if state.device.type == "cpu":
@@ -132,8 +132,8 @@ def _state(state: Any) -> Any:
 
 def _dropouts(
     name: str, plain: type[Op], biased: type[Op], gradient: type[Op], mask: torch.dtype
-) -> tuple[Operator, Operator]:
-    """A dropout and its gradient, whose masks the dispatcher sees in this dtype."""
+) -> tuple[CustomOp, CustomOp]:
+    """A dropout and its gradient; mask: the dtype of masks in PyTorch's schema."""
 
     def draw(run: Run, *arguments: Any) -> Any:
         x, bias, residual, p, state = arguments
@@ -144,11 +144,11 @@ def _dropouts(
 
     def body(run: Run, *arguments: Any) -> Any:
         *others, state = arguments
-        found = draw(run, *others, _state(state))
-        return found if isinstance(found, Tensor) else (found[0], found[1].view(mask))
+        results = draw(run, *others, _state(state))
+        return results if isinstance(results, Tensor) else (results[0], results[1].view(mask))
 
     def direct(run: Run, *arguments: Any) -> Any:
-        """Return the mask in the operator's own dtype: nobody else sees it."""
+        """Leave the mask in the operator's own dtype."""
         *others, state = arguments
         return draw(run, *others, _state(state))
 
@@ -156,19 +156,19 @@ def _dropouts(
         y, drawn = draw(infer, *arguments)
         return y, drawn.view(mask)
 
-    def backward(run: Run, dy: Tensor, found: Tensor, p: float) -> Tensor:
-        is_bits = found.dtype == torch.int32
-        kept = found.view(torch.uint32) if is_bits else found
-        return run(instance(gradient), dy, kept, p, True)
+    def backward(run: Run, dy: Tensor, drawn: Tensor, p: float) -> Tensor:
+        is_bits = drawn.dtype == torch.int32
+        own = drawn.view(torch.uint32) if is_bits else drawn
+        return run(instance(gradient), dy, own, p, True)
 
-    def keep(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+    def save(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
         _, bias, _, ctx.p, _ = arguments
         ctx.save_for_backward(results[1], bias)
 
     def derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
-        found, bias = ctx.saved_tensors
+        drawn, bias = ctx.saved_tensors
         _, of_bias, of_residual, *_ = ctx.needs_input_grad
-        dx = DOORS[f"{name}_backward"].every(dy, found, ctx.p)
+        dx = DOORS[f"{name}_backward"].every(dy, drawn, ctx.p)
         dbias = _over_rows(dx, bias) if of_bias else None
         return dx, dbias, dy if of_residual else None, None, None
 
@@ -177,20 +177,20 @@ def _dropouts(
         "-> (Tensor output, Tensor mask)"
     )
     return (
-        Operator(schema, body, keep, derivative, fake, direct=direct, changing=4),
-        Operator(
+        CustomOp(schema, body, save, derivative, fake, direct=direct, changing=4),
+        CustomOp(
             f"{name}_backward(Tensor grad, Tensor mask, float p) -> Tensor",
             backward,
         ),
     )
 
 
-def _coders(codec: Codec) -> tuple[Operator, Operator]:
+def _coders(codec: Codec) -> tuple[CustomOp, CustomOp]:
     def encode(run: Run, x: Tensor) -> Tensor:
         return run(instance(codec.encoder, **codec.fixed), x)
 
     def decode(run: Run, code: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        op = instance(codec.decoder, to=dtype_name(OURS[dtype]), shape=tuple(shape))
+        op = instance(codec.decoder, to=dtype_name(NUMPY_DTYPES[dtype]), shape=tuple(shape))
         return run(op, code)
 
     def fake(code: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -198,42 +198,42 @@ def _coders(codec: Codec) -> tuple[Operator, Operator]:
 
     schema = f"decode_{codec.name}(Tensor code, SymInt[] shape, ScalarType dtype) -> Tensor"
     return (
-        Operator(f"encode_{codec.name}(Tensor input) -> Tensor", encode),
-        Operator(schema, decode, fake=fake),
+        CustomOp(f"encode_{codec.name}(Tensor input) -> Tensor", encode),
+        CustomOp(schema, decode, fake=fake),
     )
 
 
 FIXED_SIZE = tuple([codec for codec in CODECS.values() if not codec.leaves_room])
 DOORS = register(
     (
-        Operator(
+        CustomOp(
             "gelu(Tensor input, Tensor? bias=None, str approximate='none') -> Tensor",
             _gelu,
-            _keep_gelu,
+            _save_gelu,
             _gelu_derivative,
         ),
-        Operator(
+        CustomOp(
             "gelu_backward(Tensor grad, Tensor input, Tensor? bias=None, "
             "str approximate='none') -> Tensor",
             _gelu_backward,
         ),
-        Operator(
+        CustomOp(
             "quick_gelu(Tensor input, float alpha=1.702) -> Tensor",
             _quick_gelu,
-            _keep_quick_gelu,
+            _save_quick_gelu,
             _quick_gelu_derivative,
         ),
-        Operator(
+        CustomOp(
             "quick_gelu_backward(Tensor grad, Tensor input, float alpha=1.702) -> Tensor",
             _quick_gelu_backward,
         ),
-        Operator(
+        CustomOp(
             "relu(Tensor input) -> (Tensor output, Tensor bits)",
             _relu,
-            _keep_relu,
+            _save_relu,
             _relu_derivative,
         ),
-        Operator(
+        CustomOp(
             "relu_backward(Tensor grad, Tensor bits) -> Tensor",
             _relu_backward,
         ),

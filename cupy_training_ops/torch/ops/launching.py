@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Two ways to run an operator over tensors: `launch` computes, `infer` says what would come.
+"""Two ways to run an operator over tensors: `launch` computes, `infer` makes results without data.
 
-Bodies of registered operators are written for either. Whatever a launch of one kind needs is looked
-up once, by dtypes, shapes, alignment and device; the next one allocates and queues. `learn` runs a
-body, and gives what goes past it in calls of the same kind.
+Bodies of registered operators take either as an argument. What a launch needs is looked up once for
+each set of dtypes, shapes, alignments and devices; later calls allocate and queue. `trace` runs a
+body and returns a function that repeats its launches in calls of the same kind.
 """
 
 from __future__ import annotations
@@ -17,54 +17,54 @@ import torch
 from torch import Tensor
 
 from ...call.backends import TENSORS, tensor_backend
-from ...call.interop import Lent
+from ...call.interop import ForeignArrays
 from ...call.keys import CHANGES, exact_key, is_plain
 from ...call.op import Op
 from ...call.run import KernelCall
 from ...declare.schema import Spec
 from ...device.arguments import getter
 from ...dtypes import ELEMENT_TYPES, UINT8
-from ..coding import ALIGNED, KEPT_NBYTES
+from ..coding import ALIGNED, REUSED_NBYTES
 
 Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`
-Runner = Callable[..., Any]  # of arguments, and of their tensors
+Runner = Callable[..., Any]  # of all arguments, and of the tensors among them
 Maker = Callable[[], Any]
-Numbers = Callable[[Sequence[Any]], Sequence[object]]  # of launches, from arguments
+Numbers = Callable[[Sequence[Any]], Sequence[object]]  # arguments -> the launches' numbers
 Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
-# Which results are asked for; those behind the first may come as slices of one tensor.
+# Which results are computed; JOINED: those after the first may be slices of one tensor.
 EVERY, FIRST, JOINED = range(3)
 
 
-class Taking(NamedTuple):
-    """How a launcher takes tensors' addresses itself."""
+class Bypass(NamedTuple):
+    """Settings of a launcher that takes the arguments of a body, and replaces it."""
 
-    longer: Callable[[Sequence[Any]], Any]  # where one is not aligned, or there is no memory
-    has_none: bool  # whether a 0 is behind them
-    changing: int | None  # the place of numbers that have to be a tuple
+    fallback: Callable[[Sequence[Any]], Any]  # if a tensor is unaligned or empty
+    has_none: bool  # whether the address 0 follows those of tensors
+    changing: int | None  # index of numbers that have to be a tuple
 
 
 class Ready(NamedTuple):
-    """A launcher over an operator's inputs and their addresses, and what it was made from."""
+    """A launcher of an operator's inputs, its call, and the indices of arrays."""
 
     run: Runner  # of inputs, tensors, and their addresses if they are known
     call: KernelCall
-    arrays: Sequence[int]  # their places among the inputs
+    arrays: Sequence[int]  # their indices among the inputs
 
 
 _MANY = 1024  # kinds of calls, and instances, that are remembered
-OURS = {getattr(torch, r.name): r.dtype for r in ELEMENT_TYPES if hasattr(torch, r.name)}
-_THEIRS = {dtype: theirs for theirs, dtype in OURS.items()}
-_HOSTS = (int, bool, tuple)  # host inputs that stand in a key as they are
-_NUMBERS = (int, float, tuple)  # those that may change from call to call
+NUMPY_DTYPES = {getattr(torch, r.name): r.dtype for r in ELEMENT_TYPES if hasattr(torch, r.name)}
+_TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in NUMPY_DTYPES.items()}
+_HOSTS = (int, bool, tuple)  # types of host inputs that are part of a key
+_NUMBERS = (int, float, tuple)  # types of those that may change from call to call
 _UNKNOWN: Any = object()
 address = Tensor.data_ptr
 _ready: dict[object, Ready | None] = {}
 _instances: dict[tuple[type[Op], bytes], Op] = {}
-_rooms: dict[object, dict[int, Tensor]] = {}
+_workspaces: dict[object, dict[int, Tensor]] = {}
 
 
 def instance(cls: type[Op], **attributes: Any) -> Any:
-    """The operator with these attributes, which functions share."""
+    """Return the shared operator with these attributes."""
     try:
         key = cls, exact_key((*attributes.items(),))
     except ValueError:
@@ -80,12 +80,12 @@ def instance(cls: type[Op], **attributes: Any) -> Any:
 
 
 def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
-    """The operator's results, one or a tuple: those that are named, all without names."""
+    """Return the operator's result or a tuple of results; `outputs` names some, None all."""
     return _launch(op, inputs, outputs)[0]
 
 
 def _launch_first(op: Op, *inputs: Any, **_: object) -> Any:
-    """The first result alone, where the others are what a derivative needs."""
+    """Return only the first result: the others are for a derivative."""
     return _launch(op, inputs, (op.outputs[0].name,))[0]
 
 
@@ -99,9 +99,9 @@ _LAUNCHES = (launch, _launch_first, _launch_joined)  # of EVERY, FIRST, JOINED
 def _launch(
     op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, *, joins: bool = False
 ) -> tuple[Any, Sequence[Any], Ready | None]:
-    """Return results, the inputs that they were computed from, and the launcher, if there is one.
+    """Return results, the inputs made contiguous, and the launcher if there is one.
 
-    Tensors whose elements are apart are copied: compilers pad rows, and callers slice them.
+    Compilers pad rows and callers slice them, so strided tensors are copied.
     """
     inputs = [x.contiguous() if isinstance(x, Tensor) else x for x in inputs]
     backend = TENSORS.get(Tensor)
@@ -126,17 +126,17 @@ def _launch(
 
 
 def _call_op(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins: bool) -> Any:
-    """Call an operator; of a view that negates, with the numbers that PyTorch's dispatcher makes.
+    """Call an operator without a launcher; a view's negative bit is applied first.
 
-    What is joined is so in each call: what autograd keeps follows from forms alone, since a
-    checkpointed region that is run again has to keep as much.
+    Results are joined here too: a checkpointed region that is run again has to save as many
+    tensors as at first.
     """
-    given = [x.resolve_neg() if isinstance(x, Tensor) else x for x in inputs]
-    results = _unpack(op(*given, outputs=outputs))
+    inputs = [x.resolve_neg() if isinstance(x, Tensor) else x for x in inputs]
+    results = _unpack(op(*inputs, outputs=outputs))
     if not joins or not isinstance(results, tuple):
         return results
     first, *others = results
-    specs = [Spec(tuple(each.shape), OURS[each.dtype]) for each in others]
+    specs = [Spec(tuple(each.shape), NUMPY_DTYPES[each.dtype]) for each in others]
     return results if _joint_spec(specs) is None else (first, torch.stack(others))
 
 
@@ -146,14 +146,14 @@ def _is_on_gpu(inputs: Sequence[Any]) -> bool:
 
 
 def infer(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
-    """Tensors without data, in the place of the results; shapes may be symbols."""
+    """Return empty tensors like the results; shapes may be symbolic."""
     device = next(value.device for value in inputs if isinstance(value, Tensor))
     inputs += (None,) * (len(op.inputs) - len(inputs))
     specs: Any = op.infer(*[_spec(value) for value in inputs])
     names = [output.name for output in op.outputs]
     return _unpack(
         tuple(
-            torch.empty(tuple(spec.shape), dtype=_THEIRS[spec.dtype], device=device)
+            torch.empty(tuple(spec.shape), dtype=_TORCH_DTYPES[spec.dtype], device=device)
             for name, spec in zip(names, specs, strict=True)
             if outputs is None or name in outputs
         )
@@ -161,11 +161,13 @@ def infer(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
 
 
 def _spec(value: Any) -> Any:
-    return Spec(tuple(value.shape), OURS[value.dtype]) if isinstance(value, Tensor) else value
+    return (
+        Spec(tuple(value.shape), NUMPY_DTYPES[value.dtype]) if isinstance(value, Tensor) else value
+    )
 
 
 def _unpack(results: Any) -> Any:
-    """Results that were asked for, as a tuple; one result for itself."""
+    """Drop results that were not computed; return a tuple, or the only result."""
     if not isinstance(results, tuple):
         return results
     returned = tuple([result for result in results if result is not None])
@@ -173,9 +175,9 @@ def _unpack(results: Any) -> Any:
 
 
 def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | None:
-    """Addresses of the contiguous tensors, 0 for other inputs; extends the key by their facts.
+    """Addresses of the contiguous tensors, 0 for other inputs; extends `key` by what they are.
 
-    None for inputs that this short way cannot look at.
+    None if an input needs the slow path.
     """
     addresses = []
     for place, value in enumerate(inputs):
@@ -200,19 +202,19 @@ def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | 
 
 def launcher(
     call: KernelCall,
-    spots: Sequence[int],
-    n_given: int,
+    slots: Sequence[int],
+    n_arguments: int,
     numbers: Numbers,
     *,
-    taking: Taking | None = None,
+    bypass: Bypass | None = None,
     parts: Sequence[tuple[int, int]] = (),
     joins: bool = False,
 ) -> Runner:
-    """A prepared launch: makes results and queues what writes them, on PyTorch's current stream.
+    """Return a function that allocates results and queues launches on PyTorch's current stream.
 
-    spots: the places of the arrays' addresses, of which it is given n_given; numbers: those of the
-    launches. parts: more addresses, each so many bytes behind that of a spot. joins: results behind
-    the first may be slices of one tensor, which takes the time of one.
+    slots: for each array of the call, the index of its address in [n_arguments addresses, *parts].
+    parts: (slot, nbytes): the address of a slot + nbytes. joins: allocate results after the first
+    as slices of one tensor, if they can be.
     """
     backend, device, ready = call.backend, call.device, call.ready
     makers = call.makers
@@ -221,44 +223,44 @@ def launcher(
     if one is not None:
         makers = [makers[0], backend.maker(one, device)]
         slices = [one.nbytes // one.shape[0] * i for i in range(1, one.shape[0])]
-    pick = _in_row(call, spots, n_given + len(parts))
+    reorder = _address_order(call, slots, n_arguments + len(parts))
     make_one = makers[0] if len(makers) == 1 else None
     make_some = _maker_of_several(makers, slices)
     changes = bool(call.changing)
     current_stream, is_current = backend.stream_of(device), backend.is_current
     is_alone = backend.is_alone(device)
-    queue = _Rooms(call).queue if call.workspace_nbytes else ready.queue
-    longer, has_none, changing = taking or (None, False, None)
+    queue = _Workspaces(call).queue if call.workspace_nbytes else ready.queue
+    fallback, has_none, changing = bypass or (None, False, None)
     unaligned = ALIGNED - 1
 
     def run(
-        inputs: Sequence[Any], given: Sequence[Tensor], addresses: list[int] | None = None
+        inputs: Sequence[Any], tensors: Sequence[Tensor], addresses: list[int] | None = None
     ) -> Any:
         if addresses is None:
-            addresses = [*map(address, given)]
+            addresses = [*map(address, tensors)]
             for at in addresses:
                 if at & unaligned or not at:
-                    return longer(inputs)  # type: ignore[misc]
+                    return fallback(inputs)  # type: ignore[misc]
             if changing is not None and type(inputs[changing]) is not tuple:
-                return longer(inputs)  # type: ignore[misc]
+                return fallback(inputs)  # type: ignore[misc]
             if has_none:
                 addresses.append(0)
         values = numbers(inputs) if changes else ()
         if parts:
-            addresses += [addresses[spot] + nbytes for spot, nbytes in parts]
+            addresses += [addresses[slot] + nbytes for slot, nbytes in parts]
         results: Any
         if make_one is not None:
             results = make_one()
             addresses.append(address(results))
         else:
             results = make_some(addresses)
-        row = addresses if pick is None else pick(addresses)
+        ordered = addresses if reorder is None else reorder(addresses)
         stream = current_stream()
         if is_alone or is_current(device):
-            queue(row, values, stream)
+            queue(ordered, values, stream)
         else:
             with backend.on(device):
-                queue(row, values, stream)
+                queue(ordered, values, stream)
         return results
 
     return run
@@ -267,10 +269,8 @@ def launcher(
 def _maker_of_several(
     makers: Sequence[Maker], slices: Sequence[int]
 ) -> Callable[[list[int]], tuple[Any, ...]]:
-    """Return a function that makes several results and appends their addresses to a list.
-
-    Those of slices of the last result come behind. Two results, as most have, take no loop.
-    """
+    """Return a function that makes several results and appends their addresses to a list,
+    followed by those of the last result's slices. For two results it has no loop."""
 
     def some(addresses: list[int]) -> tuple[Any, ...]:
         results = tuple([make() for make in makers])
@@ -294,7 +294,7 @@ def _maker_of_several(
 
 
 def _joint_spec(specs: Sequence[Spec]) -> Spec | None:
-    """The spec of one tensor whose slices are several results: n of (4,) are one (n, 4).
+    """The spec of one tensor whose slices are the results: n of shape (4,) -> (n, 4).
 
     None if the results differ, or if slices would not be aligned.
     """
@@ -304,30 +304,30 @@ def _joint_spec(specs: Sequence[Spec]) -> Spec | None:
     return None if first.nbytes % ALIGNED else Spec((len(specs), *first.shape), first.dtype)
 
 
-def _in_row(
-    call: KernelCall, spots: Sequence[int], n_given: int
+def _address_order(
+    call: KernelCall, slots: Sequence[int], n_arguments: int
 ) -> Callable[[list[int]], Sequence[int]] | None:
-    """A function that puts addresses of arguments and new results in the launches' order.
+    """Return a function from addresses of arguments and new results to those of the launches.
 
-    None where they are in it. Results that are not computed have the address 0.
+    None if they are the same. Results that are not computed have the address 0.
     """
-    places, n = [*spots], n_given
+    places, n = [*slots], n_arguments
     for result in call.prepared.results:
         places.append(n if result.spec is not None else -1)
         n += result.spec is not None
-    taken = [places[place] for place in sorted(call.ready.taken)]
-    if taken == list(range(n)):
+    order = [places[place] for place in sorted(call.ready.direct)]
+    if order == list(range(n)):
         return None
-    if -1 not in taken:
-        return getter(taken)
-    return lambda addresses: [addresses[place] if place >= 0 else 0 for place in taken]
+    if -1 not in order:
+        return getter(order)
+    return lambda addresses: [addresses[place] if place >= 0 else 0 for place in order]
 
 
-class _Rooms:
+class _Workspaces:
     """Scratch memory of a call's launches.
 
-    It is kept for each stream, and is one call's until its last launch: kernels leave zeros behind.
-    A graph has its own, since it may run beside other calls.
+    Each stream has one, which a call removes from `_free` until its launches are queued: kernels
+    leave it zeroed. A captured graph has its own, as it may run beside other calls.
     """
 
     def __init__(self, call: KernelCall) -> None:
@@ -335,59 +335,58 @@ class _Rooms:
         self._nbytes = nbytes = call.workspace_nbytes
         self._make = call.backend.maker(Spec((nbytes,), UINT8), call.device)
         form = (call.backend, call.device, call.ready.zeros_nbytes, nbytes)
-        self._is_kept = nbytes <= KEPT_NBYTES
-        self._kept: dict[int, Tensor] = _rooms.setdefault(form, {})
+        self._is_reused = nbytes <= REUSED_NBYTES
+        self._free: dict[int, Tensor] = _workspaces.setdefault(form, {})
 
-    def queue(self, row: Sequence[int], values: Sequence[object], stream: int) -> None:
+    def queue(self, addresses: Sequence[int], values: Sequence[object], stream: int) -> None:
         """Queue the launches with scratch memory of the stream."""
-        if not self._is_kept or self._backend.capturing(self._device):
-            room = self._make()  # held until all is queued
-            self._ready.run_at(row, stream, address(room), values=values)
+        if not self._is_reused or self._backend.capturing(self._device):
+            memory = self._make()  # referenced until all is queued
+            self._ready.run_at(addresses, stream, address(memory), values=values)
             return
-        kept = self._kept.pop(stream, None)
-        if kept is None:
-            kept = self._backend.zeros(self._nbytes, self._device)
-        self._ready.run_at(row, stream, address(kept), is_clear=True, values=values)
-        self._kept[stream] = kept
+        free = self._free.pop(stream, None)
+        if free is None:
+            free = self._backend.zeros(self._nbytes, self._device)
+        self._ready.run_at(addresses, stream, address(free), is_clear=True, values=values)
+        self._free[stream] = free
 
 
 def _prepare(
     op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins: bool
 ) -> Ready | None:
-    """Make a call's launcher; None where it is more than launches over tensors of one GPU."""
-    lent = Lent(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
-    call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, lent)
+    """Make a call's launcher; None if the call is more than launches over tensors of one GPU."""
+    foreign = ForeignArrays(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
+    call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, foreign)
     if not isinstance(call, KernelCall) or not call.ready.takes_numbers:
         return None
     n_computed = sum(result.spec is not None for result in call.prepared.results)
     is_checked = call.checks or call.check_numbers is not None
-    if lent or is_checked or call.supplied is not None or len(call.makers) < n_computed:
+    if foreign or is_checked or call.supplied is not None or len(call.makers) < n_computed:
         return None
     arrays = [place for place, _ in call.array_places]
 
-    def numbers(given: Sequence[Any]) -> Sequence[object]:
-        return call.ready.values(call.values(tuple(given)))
+    def numbers(inputs: Sequence[Any]) -> Sequence[object]:
+        return call.ready.values(call.values(tuple(inputs)))
 
     run = launcher(call, arrays, len(inputs), numbers, joins=joins)
     return Ready(run, call, arrays)
 
 
 def compute(body: Callable[..., Any], arguments: Sequence[Any], which: int = EVERY) -> Any:
-    """The results of a body that are asked for."""
+    """Run a body; `which` of its results are computed: EVERY, FIRST or JOINED."""
     return body(_LAUNCHES[which], *arguments)
 
 
-def learn(
+def trace(
     body: Callable[..., Any], arguments: Sequence[Any], which: int, changing: int | None = None
 ) -> tuple[Any, Runner]:
-    """The results, and what runs calls whose tensors are like these and whose others are equal.
+    """Run a body; return its results, and a function for calls that `RecentCalls` matches.
 
-    It goes past a body that hands its own tensors to one operator, and gives back what comes, as it
-    is; else it runs the body. changing: the place of a tuple of numbers that need not be equal, as
-    the operator has it once it is checked.
+    If the body only passes its own tensors to one operator and returns the results, that function
+    launches without the body. changing: index of a tuple of numbers that may differ.
     """
-    # A tensor that is given twice is two arguments, which others may tell apart.
-    given = [value.detach() if isinstance(value, Tensor) else value for value in arguments]
+    # A tensor that is passed twice becomes two, so that identities identify arguments.
+    arguments = [value.detach() if isinstance(value, Tensor) else value for value in arguments]
     launches = []
 
     def note(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
@@ -395,58 +394,58 @@ def learn(
         launches.append(_launch(op, inputs, outputs, joins=which == JOINED))
         return launches[-1][0]
 
-    results = body(note, *given)
-    longer = functools.partial(compute, body, which=which)
+    results = body(note, *arguments)
+    fallback = functools.partial(compute, body, which=which)
     run: Runner | None = None
     if len(launches) == 1 and _are_same(results, launches[0][0]):
         _, inputs, ready = launches[0]
-        if ready is not None and (changing is None or type(given[changing]) is tuple):
-            has_none = any(value is None for value in given)
-            taking = Taking(longer, has_none, changing)
-            run = _launcher_past(given, inputs, ready, taking, joins=which == JOINED)
-    return results, run or (lambda values, _: longer(values))
+        if ready is not None and (changing is None or type(arguments[changing]) is tuple):
+            has_none = any(value is None for value in arguments)
+            bypass = Bypass(fallback, has_none, changing)
+            run = _bypassing_launcher(arguments, inputs, ready, bypass, joins=which == JOINED)
+    return results, run or (lambda values, _: fallback(values))
 
 
 def _are_same(results: Any, others: Any) -> bool:
-    """Return True if two calls gave the same tensors, one or a tuple."""
+    """Return True if results, tensors or tuples, are the same objects."""
     if not isinstance(results, tuple) or not isinstance(others, tuple):
         return results is others
     return len(results) == len(others) and all(a is b for a, b in zip(results, others, strict=True))
 
 
-def _launcher_past(
-    given: Sequence[Any], inputs: Sequence[Any], ready: Ready, taking: Taking, *, joins: bool
+def _bypassing_launcher(
+    arguments: Sequence[Any], inputs: Sequence[Any], ready: Ready, bypass: Bypass, *, joins: bool
 ) -> Runner | None:
-    """Make a launcher over a body's arguments, which goes past the body.
+    """Make a launcher that takes a body's arguments, and runs without the body.
 
-    given: the arguments; inputs: those of the operator that the body called. None where one is
-    neither an argument nor a slice of one.
+    inputs: those of the operator that the body called. None if one is neither an argument nor a
+    slice of one.
     """
-    tensors = [i for i, value in enumerate(given) if isinstance(value, Tensor)]
-    if any(given[place].data_ptr() % ALIGNED for place in tensors):
-        return None  # of other launches
-    spots = {id(given[place]): spot for spot, place in enumerate(tensors)}
-    if taking.has_none:
-        spots[id(None)] = len(tensors)  # where there is a 0
-    n_given = len(tensors) + taking.has_none
-    slices: list[tuple[int, int]] = []  # of spots: bytes from where they begin
+    tensors = [i for i, value in enumerate(arguments) if isinstance(value, Tensor)]
+    if any(arguments[place].data_ptr() % ALIGNED for place in tensors):
+        return None  # these launches are for unaligned tensors
+    slots = {id(arguments[place]): slot for slot, place in enumerate(tensors)}
+    if bypass.has_none:
+        slots[id(None)] = len(tensors)  # the address 0
+    n_arguments = len(tensors) + bypass.has_none
+    slices: list[tuple[int, int]] = []  # (slot, bytes from its start)
     sources: list[int] = []
     for each in [inputs[place] for place in ready.arrays]:
-        spot = spots.get(id(each))
-        if spot is None:
-            part = _slice_of(each, [given[place] for place in tensors])
+        slot = slots.get(id(each))
+        if slot is None:
+            part = _slice_of(each, [arguments[place] for place in tensors])
             if part is None:
                 return None
-            spot = n_given + len(slices)
+            slot = n_arguments + len(slices)
             slices.append(part)
-        sources.append(spot)
-    numbers = _numbers_past(given, inputs, ready.call, taking.changing)
-    how: dict[str, Any] = {"taking": taking, "parts": slices, "joins": joins}
-    return launcher(ready.call, sources, n_given, numbers, **how)
+        sources.append(slot)
+    numbers = _bypassing_numbers(arguments, inputs, ready.call, bypass.changing)
+    how: dict[str, Any] = {"bypass": bypass, "parts": slices, "joins": joins}
+    return launcher(ready.call, sources, n_arguments, numbers, **how)
 
 
-def _slice_of(part: Any, given: Sequence[Tensor]) -> tuple[int, int] | None:
-    """The index of the one tensor whose memory contains `part`'s, and the bytes before it there.
+def _slice_of(part: Any, tensors: Sequence[Tensor]) -> tuple[int, int] | None:
+    """Return (index, offset in bytes) of the one tensor whose memory contains `part`.
 
     None if no tensor does, or several do.
     """
@@ -454,47 +453,47 @@ def _slice_of(part: Any, given: Sequence[Tensor]) -> tuple[int, int] | None:
         return None
     start = part.data_ptr()
     containing = [
-        (spot, start - whole.data_ptr())
-        for spot, whole in enumerate(given)
+        (slot, start - whole.data_ptr())
+        for slot, whole in enumerate(tensors)
         if whole.data_ptr() <= start and start + part.nbytes <= whole.data_ptr() + whole.nbytes
     ]
     return containing[0] if len(containing) == 1 else None
 
 
-def _numbers_past(
-    given: Sequence[Any], inputs: Sequence[Any], call: KernelCall, changing: int | None
+def _bypassing_numbers(
+    arguments: Sequence[Any], inputs: Sequence[Any], call: KernelCall, changing: int | None
 ) -> Numbers:
-    """A function that makes the launches' numbers from the arguments of calls like this one.
+    """Return a function from a body's arguments to the launches' numbers.
 
-    Those that follow from the argument at `changing` are made anew, others stay what they are here.
+    Those that depend on `arguments[changing]` are computed in each call, others only here.
     """
     known = call.ready.values(call.values(tuple(inputs))) if call.changing else []
     if changing is None:
         return lambda _: known
-    place = next((i for i in call.changing if inputs[i] is given[changing]), None)
-    if place is None:  # the body hands on no such number
+    place = next((i for i in call.changing if inputs[i] is arguments[changing]), None)
+    if place is None:  # the body does not pass it on
         return lambda _: known
     values = call.ready.values_but(known, place)
     return lambda arguments: values(arguments[changing])
 
 
 def exact(values: Sequence[Any]) -> object:
-    """A key of these values that no others have; None where they may change, or are unknown.
+    """A key that only equal values have; None if one is mutable or of an unknown type.
 
-    A shape of PyTorch's is a tuple.
+    A torch.Size equals a tuple.
     """
     plain = [tuple(value) if type(value) is torch.Size else value for value in values]
-    theirs = [value if type(value) is torch.dtype else None for value in plain]
-    if any(theirs):
+    dtypes = [value if type(value) is torch.dtype else None for value in plain]
+    if any(dtypes):
         plain = [None if type(value) is torch.dtype else value for value in plain]
     if not all(map(is_plain, plain)):
         return None
     key = exact_key(tuple(plain))
-    return (key, *theirs) if any(theirs) else key
+    return (key, *dtypes) if any(dtypes) else key
 
 
 def pick(places: Sequence[int]) -> Pick:
-    """A function that takes a tuple of the items at these places."""
+    """Return a function from a sequence to the tuple of its items at these places."""
     if len(places) > 1:
         return itemgetter(*places)
     start = places[0] if places else 0

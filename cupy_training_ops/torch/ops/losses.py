@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Cross-entropy against classes with the gradient of the scores made in the same pass.
+"""Cross-entropy against classes; the forward pass also computes the gradient of the scores.
 
-The gradient is a result beside the loss, for the loss as it is: the derivative multiplies it, in
-place, with that of the loss. That of a linear layer has its scores never there as a whole: rows go
-through in chunks, scores, their gradient in the same memory, and what that adds to the gradients of
-the layer.
+d loss / d scores is a second result, which the derivative multiplies in place by the loss's
+gradient. Cross-entropy of a linear layer never has all scores in memory: for each chunk of rows it
+computes scores, their gradient in the same memory, and adds to the gradients of the layer.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from ...errors import refuse, shown
 from ...families.cross_entropy.operators import CrossEntropyLossAndGrad
 from ...families.elementwise.operators import ScaleInPlace
 from ...plan import align_up, ceil_div
-from .autograd import Operator
-from .dispatch import is_watched, register
+from .autograd import CustomOp
+from .dispatch import needs_dispatcher, register
 from .launching import Run, infer, instance
 
 _ARGUMENTS = (
@@ -30,10 +29,10 @@ _ARGUMENTS = (
     "ScalarType? dtype=None"
 )
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-# Of scores, whose gradient takes their memory. Few chunks: each reads and writes the sums.
+# Of a chunk's scores. Large, as each chunk reads and writes the summed gradients.
 CHUNK_NBYTES = 512 << 20
 SCALE = 1024
-MOST = 2**15  # of sums, which float16 has room for
+MOST = 2**15  # bound of sums, which float16 can represent
 _ROWS = 128  # a chunk has whole tiles of a matrix product
 MOST_APART = 128  # rows
 
@@ -69,7 +68,7 @@ def _in_place(
     reduction: str,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    """The loss; the gradient of the scores overwrites them."""
+    """Return the loss; the gradient overwrites the scores."""
     whole = scores.resolve_neg().contiguous()
     weight = None if weight is None else weight.contiguous()
     inputs = (whole, target.contiguous(), weight, ignore_index, None)
@@ -80,7 +79,7 @@ def _in_place(
     return loss
 
 
-def _keep(ctx: Any, _: Sequence[Any], results: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, _: Sequence[Any], results: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(results[1])
 
 
@@ -93,22 +92,21 @@ def _derivative(ctx: Any, dloss: Tensor, _: None) -> tuple[Any, ...]:
 
 
 def scale_gradients(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Multiply gradients by that of the loss, or of each row's; in place if nobody asks again."""
+    """Multiply gradients by the loss's, or each row's; in place unless the graph is retained."""
     if torch.is_grad_enabled():
         refuse(f"cto::{name}", "create_graph", "False", "True: its gradient has no derivative")
     slope = dloss.unsqueeze(1) if dloss.dim() else dloss
-    if is_watched((dloss, *gradients)) or _keeps_graph():
+    if needs_dispatcher((dloss, *gradients)) or _keeps_graph():
         return [gradient * slope.to(gradient.dtype) for gradient in gradients]
     if dloss.dim() or dloss.dtype == torch.float64:
         return [gradient.mul_(slope) for gradient in gradients]
-    # Mostly by 1, the gradient of a loss that is the last: then nothing is written.
+    # ScaleInPlace writes nothing if the factor is 1, as of loss.backward().
     factor = dloss.float()
     return [_scale_in_place(gradient, factor) for gradient in gradients]
 
 
 def refuse_overwriting(x: Tensor) -> None:
-    """Refuse to overwrite the memory of a leaf, or of a tensor that is to have a gradient, and
-    each element has its own."""
+    """Refuse scores that cannot be overwritten: leaves, expanded ones, or with retain_grad()."""
     if any(n > 1 and stride == 0 for n, stride in zip(x.shape, x.stride(), strict=True)):
         expected = "scores that are no expanded ones, as they are overwritten"
         refuse("cross_entropy", "input", expected, f"strides {tuple(x.stride())}")
@@ -122,7 +120,7 @@ def refuse_overwriting(x: Tensor) -> None:
 
 
 def _check_overwriting(_: Run, x: Tensor) -> Tensor:
-    """Return nothing: `_fake_check` looks at torch.compile's own tensors, without data."""
+    """Do nothing: the check is `_fake_check`, on the tensors that torch.compile traces with."""
     return x.new_empty(0)
 
 
@@ -146,14 +144,13 @@ def chunks(n_rows: int, row_nbytes: int) -> Iterator[slice]:
 
 
 class _Sums:
-    """The gradients that were asked for, before they are divided; the others are empty.
+    """Gradients of hidden, weight and bias, summed over chunks; empty if they are not needed.
 
-    Sums over chunks for a weight of 16 bits are float16, in the memory of its gradient: bfloat16
-    would round them to 8 bits at each chunk. Gradients of scores are made SCALE times as large, so
-    that small ones are normal numbers, and become float16 in their own memory; columns of `hidden`
-    are taken relative to their largest element, and sums to the number of rows, beyond which they
-    cannot grow. The rows with the largest elements, beside which others would have few bits, are
-    `apart`: they are added behind all others, without a scale.
+    The sum for a 16-bit weight is float16, in the memory of its gradient: bfloat16 would round it
+    to 8 bits at each chunk. To stay within float16, gradients of scores are multiplied by SCALE (so
+    that small ones are normal numbers), columns of `hidden` are divided by their largest element,
+    and sums are scaled by the number of rows, which bounds them. The rows with the largest
+    elements, beside which others would lose bits, are `apart`: they are added last, unscaled.
     """
 
     def __init__(
@@ -161,24 +158,24 @@ class _Sums:
     ) -> None:
         hidden, self.weight, bias = inputs
         assert hidden is not None
-        made = [
+        gradients = [
             torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
             for x, wanted in zip((hidden, self.weight, bias), mask, strict=True)
         ]
         self.are_wanted = any(mask)
-        self.of_hidden, self.of_weight, self.of_bias = made
-        self.results = [hidden.new_empty(0) if sums is None else sums for sums in made]
+        self.of_hidden, self.of_weight, self.of_bias = gradients
+        self.results = [hidden.new_empty(0) if sums is None else sums for sums in gradients]
         self.is_half = hidden.dtype == torch.float16 or (
             hidden.dtype == torch.bfloat16 and n_chunks > 1
         )
         self.scale = SCALE if self.is_half else 1
-        self.wide_bias = None  # SCALE times 64 is past float16
+        self.wide_bias = None  # float16 would overflow
         if self.of_bias is not None:
             wide = torch.promote_types(self.of_bias.dtype, torch.float32)
             self.wide_bias = torch.zeros_like(self.of_bias, dtype=wide)
-        self.kept, self.unit, self.apart = self.of_weight, 1.0, None
+        self.weight_sums, self.unit, self.apart = self.of_weight, 1.0, None
         if self.is_half and self.of_weight is not None:
-            self.kept = self.of_weight.view(torch.float16)
+            self.weight_sums = self.of_weight.view(torch.float16)
             self.unit = MOST / 2 ** max(len(hidden) - 1, 0).bit_length()
             sizes = hidden.abs()
             if n_apart := min(MOST_APART, len(hidden) // 8):
@@ -186,39 +183,41 @@ class _Sums:
                 sizes.index_fill_(0, self.apart, 0)
             self.largest = sizes.amax(0).float() if len(hidden) else hidden.new_ones(())
             self.largest.masked_fill_(self.largest == 0, 1)
-        if self.kept is not None and not len(hidden):
-            self.kept.zero_()
+        if self.weight_sums is not None and not len(hidden):
+            self.weight_sums.zero_()
 
     def add(self, rows: slice, hidden: Tensor, gradient: Tensor) -> None:
-        """Add the share of these rows, by the gradient of their scores."""
+        """Add a chunk's gradients; gradient: that of its scores."""
         if self.of_hidden is not None:
             into, weight = self.of_hidden[rows], self.weight
             torch.addmm(into, gradient, weight, beta=0, alpha=1 / self.scale, out=into)
         if self.wide_bias is not None:
             self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
-        if self.kept is not None:
-            given, factor = (gradient, hidden), self.unit / self.scale
+        if self.weight_sums is not None:
+            factors, alpha = (gradient, hidden), self.unit / self.scale
             if self.is_half:
-                relative = torch.empty_like(hidden, dtype=self.kept.dtype)
+                relative = torch.empty_like(hidden, dtype=self.weight_sums.dtype)
                 torch.div(hidden, self.largest, out=relative)
                 relative.clamp_(-1, 1)  # rows apart, whose gradient is 0 here, may be infinite
-                given = _to_half(gradient), relative
-            self.kept.addmm_(given[0].t(), given[1], beta=int(rows.start > 0), alpha=factor)
+                factors = _to_half(gradient), relative
+            self.weight_sums.addmm_(
+                factors[0].t(), factors[1], beta=int(rows.start > 0), alpha=alpha
+            )
 
     def divide(self, divisor: Tensor) -> None:
-        """Divide all gradients, at the end."""
+        """Undo the scales, and divide all gradients by the loss's divisor."""
         if self.of_hidden is not None:
             self.of_hidden /= divisor
         if self.of_bias is not None:
             self.wide_bias /= divisor * self.scale
             self.of_bias.copy_(self.wide_bias)
-        if self.kept is not None and self.of_weight is not None:
+        if self.weight_sums is not None and self.of_weight is not None:
             factor = (self.largest if self.is_half else 1) / (divisor * self.unit)
-            for rows in chunks(len(self.kept), 2 * self.kept[0].nbytes):
-                torch.mul(self.kept[rows], factor, out=self.of_weight[rows])
+            for rows in chunks(len(self.weight_sums), 2 * self.weight_sums[0].nbytes):
+                torch.mul(self.weight_sums[rows], factor, out=self.of_weight[rows])
 
     def add_apart(self, hidden: Tensor, gradient: Tensor) -> None:
-        """Add the rows apart to the divided gradients, by the divided gradient of their scores."""
+        """Add the rows `apart`, after `divide`; gradient: that of their scores, divided."""
         assert self.of_weight is not None
         self.of_weight.addmm_(gradient.t(), hidden)
         if self.of_hidden is not None:
@@ -229,7 +228,7 @@ class _Sums:
 
 
 def _to_half(gradient: Tensor) -> Tensor:
-    """Return a gradient as float16 in its own memory; by vectors, which copy_ does not use here."""
+    """Convert a gradient to float16 in its own memory; vectorised, unlike copy_."""
     half = gradient.view(torch.float16)
     torch._foreach_copy_([half], [gradient])
     return half
@@ -246,8 +245,10 @@ def _linear_cross_entropy(
     dtype: torch.dtype | None,
     mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
-    """The loss, and its gradients for hidden, weight and bias. Chunks of rows give undivided
-    sums, without the rows of `sums.apart`, which come last, divided by what counts."""
+    """Return the loss and the gradients of hidden, weight and bias.
+
+    Chunks are summed without the rows of `sums.apart`, divided, and then those rows are added.
+    """
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     loss, target = hidden.new_zeros((), dtype=wide), target.contiguous()
     n_counted = _count(target, ignore_index, reduction).to(wide)
@@ -270,7 +271,7 @@ def _linear_cross_entropy(
 def _chunk(
     op: Any, sums: _Sums, rows: slice | Tensor, layer: tuple[Any, ...], targets: tuple[Any, ...]
 ) -> Tensor:
-    """Return the summed loss of some rows, and add their gradients; scores are gone then."""
+    """Return the summed loss of some rows, and add their gradients to `sums`."""
     hidden, weight, bias = layer
     target, ignore_index, scale = targets
     scores = linear(hidden[rows], weight, bias)
@@ -287,7 +288,7 @@ def _chunk(
 
 
 def _count(target: Tensor, ignore_index: int, reduction: str) -> Tensor:
-    """Return the divisor of the sum of losses: 1, or for the mean the rows that count."""
+    """Return the divisor of the summed loss: 1, or for "mean" the rows not ignored, at least 1."""
     if reduction == "sum":
         return target.new_ones(())
     if reduction != "mean":
@@ -302,7 +303,7 @@ def _fake_linear(*arguments: Any) -> tuple[Tensor, ...]:
     return hidden.new_empty((), dtype=dtype or hidden.dtype), *gradients
 
 
-def _keep_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
+def _save_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
     ctx.mask = tuple(arguments[-1])
     ctx.save_for_backward(*results[1:])
 
@@ -318,29 +319,29 @@ def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
 
 DOORS = register(
     (
-        Operator(
+        CustomOp(
             f"cross_entropy(Tensor input, {_ARGUMENTS}) -> (Tensor loss, Tensor gradient)",
             _loss_and_gradient,
-            _keep,
+            _save,
             _derivative,
         ),
-        Operator(
+        CustomOp(
             f"cross_entropy_loss(Tensor input, {_ARGUMENTS}) -> Tensor",
             _loss,
         ),
-        Operator(
+        CustomOp(
             f"cross_entropy_(Tensor(a!) input, {_ARGUMENTS}) -> Tensor",
             _in_place,
             fake=functools.partial(_loss, infer),
             writes=0,
         ),
-        Operator("overwritten(Tensor input) -> Tensor", _check_overwriting, fake=_fake_check),
-        Operator(
+        CustomOp("overwritten(Tensor input) -> Tensor", _check_overwriting, fake=_fake_check),
+        CustomOp(
             "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, "
             "int ignore_index, str reduction, ScalarType? dtype, bool[3] output_mask) "
             "-> (Tensor loss, Tensor, Tensor, Tensor)",
             _linear_cross_entropy,
-            _keep_linear,
+            _save_linear,
             _linear_derivative,
             _fake_linear,
         ),

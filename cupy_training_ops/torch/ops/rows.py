@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Row by row: softmax and its logarithm, layer and RMS norms, rows of a table.
+"""Operators over rows: softmax and its logarithm, layer and RMS norms, embeddings.
 
-Gradients of a table are added in an order that follows from the indices alone.
+The gradient of an embedding is deterministic: its order of addition depends only on the indices.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ...families.softmax.operators import (
     Softmax,
     SoftmaxGrad_13,
 )
-from .autograd import Operator
+from .autograd import CustomOp
 from .dispatch import register
 from .launching import Run, infer, instance
 
 
-def _softmaxes(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operator, Operator]:
-    """An operator whose derivative takes its result, and that derivative."""
+def _softmaxes(name: str, forward: type[Op], gradient: type[Op]) -> tuple[CustomOp, CustomOp]:
+    """A softmax, whose derivative uses its result, and the operator of its derivative."""
 
     def body(run: Run, x: Tensor, dim: int) -> Tensor:
         return run(instance(forward, axis=dim), x)
@@ -42,7 +42,7 @@ def _softmaxes(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operat
         op = instance(gradient, axis=dim)
         return run(op, dy, y)
 
-    def keep(ctx: Any, arguments: Sequence[Any], y: Tensor) -> None:
+    def save(ctx: Any, arguments: Sequence[Any], y: Tensor) -> None:
         ctx.dim = arguments[1]
         ctx.save_for_backward(y)
 
@@ -51,18 +51,18 @@ def _softmaxes(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operat
 
     schema = f"{name}_backward(Tensor grad, Tensor output, int dim) -> Tensor"
     return (
-        Operator(
+        CustomOp(
             f"{name}(Tensor input, int dim) -> Tensor",
             body,
-            keep,
+            save,
             derivative,
         ),
-        Operator(schema, backward),
+        CustomOp(schema, backward),
     )
 
 
 def _scale(name: str, x: Tensor, row: Sequence[int], weight: Tensor | None) -> Tensor:
-    """The weight; ones without one."""
+    """Check that `x` has rows of shape `row`; return the weight, or ones."""
     if not row or x.shape[-len(row) :] != tuple(row):
         expected = f"a shape that ends in {tuple(row)}"
         refuse(f"cto::{name}", "input", expected, f"shape {tuple(x.shape)}")
@@ -125,20 +125,20 @@ def _pair_gradients(
     pair: Tensor,
     mask: Sequence[bool],
 ) -> Any:
-    """Mean and inv_std are slices of one tensor, as the forward pass makes them for autograd."""
+    """Gradients where mean and inv_std are slices of one tensor, as JOINED results are."""
     mean, inv_std = pair.unbind()
     return _layer_norm_gradients(run, dy, x, row, weight, mean, inv_std, mask)
 
 
 def _of_mask(run: Run, op: Any, inputs: Sequence[Any], mask: Sequence[bool]) -> Any:
-    """The gradients that the mask names: one, or a tuple."""
+    """Compute the gradients that the mask selects: one, or a tuple."""
     outputs = [output.name for output in op.outputs]
     names = tuple([name for name, wanted in zip(outputs, mask, strict=True) if wanted])
     return run(op, *inputs, outputs=names) if names else ()
 
 
 def _padding(gradients: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
-    """A body with empty tensors in the places of gradients that the mask leaves out."""
+    """Make a body that returns an empty tensor for each gradient that is not selected."""
 
     def body(run: Run, dy: Tensor, *others: Any) -> tuple[Tensor, ...]:
         gradient = gradients(run, dy, *others)
@@ -151,14 +151,14 @@ def _padding(gradients: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]
 _OF_STATISTICS = {1: "layer_norm_backward_of_pair", 2: "layer_norm_backward"}
 
 
-def _keep_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+def _save_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
     x, row, weight, _ = arguments
     _, inv_std = results
     ctx.row = tuple(row)
     ctx.save_for_backward(x, weight, inv_std)
 
 
-def _keep_layer_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+def _save_layer_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
     x, row, weight, _, _ = arguments
     _, *statistics = results  # one tensor, or two
     ctx.row = tuple(row)
@@ -169,7 +169,7 @@ def _rms_norm_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
     x, weight, inv_std = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2])
-    dx, dweight = DOORS["rms_norm_backward"].some(dy, x, ctx.row, weight, inv_std, mask)
+    dx, dweight = DOORS["rms_norm_backward"].masked(dy, x, ctx.row, weight, inv_std, mask)
     return dx, None, dweight, None
 
 
@@ -178,7 +178,7 @@ def _layer_norm_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2], needs[3])
     door = DOORS[_OF_STATISTICS[len(statistics)]]
-    dx, dweight, dbias = door.some(dy, x, ctx.row, weight, *statistics, mask)
+    dx, dweight, dbias = door.masked(dy, x, ctx.row, weight, *statistics, mask)
     return dx, None, dweight, dbias, None
 
 
@@ -194,10 +194,12 @@ def _embedding_backward(
     if padding_idx < 0:
         return dweight
     dweight[padding_idx].zero_()
-    return dweight.detach()  # which no launch has made: `learn` goes past no zeros
+    return (
+        dweight.detach()
+    )  # another tensor than the launch made, so that `trace` repeats the body with its zeros
 
 
-def _keep_embedding(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
+def _save_embedding(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
     weight, indices, ctx.padding_idx = arguments
     ctx.num_weights = weight.shape[0]
     ctx.save_for_backward(indices)
@@ -217,48 +219,48 @@ DOORS = register(
     (
         *_softmaxes("softmax", Softmax, SoftmaxGrad_13),
         *_softmaxes("log_softmax", LogSoftmax, LogSoftmaxGrad_13),
-        Operator(
+        CustomOp(
             "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, "
             "float eps=1e-05) -> (Tensor output, Tensor inv_std)",
             _rms_norm,
-            _keep_rms_norm,
+            _save_rms_norm,
             _rms_norm_derivative,
         ),
-        Operator(
+        CustomOp(
             "rms_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor inv_std, bool[2] output_mask) -> (Tensor, Tensor)",
             _padding(_rms_norm_gradients),
-            some=_rms_norm_gradients,
+            masked=_rms_norm_gradients,
         ),
-        Operator(
+        CustomOp(
             "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, "
             "Tensor? bias=None, float eps=1e-05) "
             "-> (Tensor output, Tensor mean, Tensor inv_std)",
             _layer_norm,
-            _keep_layer_norm,
+            _save_layer_norm,
             _layer_norm_derivative,
         ),
-        Operator(
+        CustomOp(
             "layer_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor mean, Tensor inv_std, bool[3] output_mask) "
             "-> (Tensor, Tensor, Tensor)",
             _padding(_layer_norm_gradients),
-            some=_layer_norm_gradients,
+            masked=_layer_norm_gradients,
         ),
-        Operator(
+        CustomOp(
             "layer_norm_backward_of_pair(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor mean_and_inv_std, bool[3] output_mask) "
             "-> (Tensor, Tensor, Tensor)",
             _padding(_pair_gradients),
-            some=_pair_gradients,
+            masked=_pair_gradients,
         ),
-        Operator(
+        CustomOp(
             "embedding(Tensor weight, Tensor indices, int padding_idx=-1) -> Tensor",
             _embedding,
-            _keep_embedding,
+            _save_embedding,
             _embedding_derivative,
         ),
-        Operator(
+        CustomOp(
             "embedding_backward(Tensor grad, Tensor indices, SymInt num_weights, "
             "int padding_idx=-1) -> Tensor",
             _embedding_backward,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Optimizers of PyTorch's protocol whose steps are a pass for the norm and one for all else."""
+"""torch.optim.Optimizer subclasses: one pass computes the norm, one more updates."""
 
 from __future__ import annotations
 

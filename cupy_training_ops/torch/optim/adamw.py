@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""SGD, AdamW and Lamb of PyTorch's protocol."""
+"""SGD, AdamW and Lamb as torch.optim.Optimizer subclasses."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from .part import State, Update, is_distributed
 class SGD(Optimizer):
     """`torch.optim.SGD` without momentum and weight decay, with clipping in its steps.
 
-    params, lr, max_norm: as of AdamW. It has no state. momentum, weight_decay: 0; what is not is
-    refused, since its kernel has no such term.
+    params, lr, max_norm: as of AdamW. It has no state. momentum, weight_decay: only 0.
     """
 
     has_moments = False
@@ -69,7 +68,7 @@ class SGD(Optimizer):
 
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
-KINDS: dict[tuple[bool, bool], Any] = {  # by whether moments are codes, and a step finds the norm
+KINDS: dict[tuple[bool, bool], Any] = {  # by (moments are codes, the step computes the norm)
     (False, False): AdamWUpdateWithRates,
     (False, True): AdamWStepWithRates,
     (True, False): AdamWCodedUpdateWithRates,
@@ -82,9 +81,9 @@ class AdamW(Optimizer):
 
     params, lr, betas, eps, weight_decay: as PyTorch's, in groups too; schedulers may write them. lr
     may be a tensor on the parameters' device, which a captured step reads there. max_norm: what the
-    norm of all gradients is kept within, as `clip_grad_norm_` would.
+    norm of all gradients is clipped to, as by `clip_grad_norm_`.
 
-    One pass over the gradients finds their norm, where max_norm is given; one more unscales
+    With max_norm one pass over the gradients computes their norm; one more unscales
     (GradScaler does not), clips and updates. Counts of steps are on the device, so that a step can
     be captured. Moments of half-precision parameters are float32. Its state dicts are those of
     `torch.optim.AdamW`, and it loads that class's. Parameters on the CPU are updated by NumPy.
@@ -132,7 +131,7 @@ class AdamW(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:  # that of PyTorch's Adam says otherwise
+        for group in self.param_groups:  # a state of PyTorch's Adam has False
             group["decoupled_weight_decay"] = True
 
     def _update(self, group: Group, *, is_measured: bool) -> Update:
@@ -164,9 +163,8 @@ class AdamW(Optimizer):
     def state_dict(self, *, coded: bool = False) -> dict[str, Any]:
         """As PyTorch's; moments in codes are decoded.
 
-        coded: they stay codes, for a checkpoint of a quarter; `load_state_dict` here takes those,
-        and PyTorch's does not. Of a parameter that several ranks have parts of, or whose elements
-        lie in another order than its indices', they are decoded all the same.
+        coded: they stay codes, a quarter of the size; only this `load_state_dict` accepts them. Of
+        DTensors and non-contiguous parameters they are decoded all the same.
         """
         with self._whole.lock:
             state = super().state_dict()
@@ -182,11 +180,11 @@ class AdamW(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As PyTorch's, also of its own optimizers; what was decoded has the codes that it had."""
+        """As PyTorch's; also loads states of its optimizers. Decoded moments get the same codes."""
         super().load_state_dict(_decode(state_dict, self._parameters()))
 
-    def _take(self, state_dict: dict[str, Any]) -> None:
-        super()._take(state_dict)
+    def _adopt_state(self, state_dict: dict[str, Any]) -> None:
+        super()._adopt_state(state_dict)
         if self.is_coded:
             for parameter, own in self.state.items():
                 for name in codes.SIGNED.keys() & own.keys():
@@ -195,12 +193,12 @@ class AdamW(Optimizer):
 
 
 def _is_plain(parameter: Tensor) -> bool:
-    """Return True if the elements are all here, in the order of their indices."""
+    """Return True if a parameter is contiguous and no DTensor."""
     return parameter.is_contiguous() and not is_distributed(parameter)
 
 
 def _decode(state_dict: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
-    """A state_dict with numbers in place of the moments' codes."""
+    """Return a state_dict with the moments' codes decoded."""
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     state = dict(state_dict["state"])
     for key, parameter in zip(keys, parameters, strict=False):  # PyTorch refuses other numbers
@@ -216,7 +214,7 @@ class Lamb(Optimizer):
     """LAMB as `torch.optim` would have it: see `cupy_training_ops.Lamb` for its formula.
 
     params, lr, betas, eps, weight_decay, max_norm: as of AdamW; ratio_limits as of
-    `cupy_training_ops.Lamb`. Other betas, eps, weight_decay or max_norm prepare the step anew:
+    `cupy_training_ops.Lamb`. A change of betas, eps, weight_decay or max_norm makes a new operator:
     schedulers should leave betas alone (`cycle_momentum=False`). Parameters are float32 or float64.
     """
 

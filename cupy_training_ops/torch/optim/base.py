@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The base of optimizers of PyTorch's protocol: parts, norms, scales, states."""
+"""Base of the torch.optim.Optimizer subclasses: parts, norms, scales, states."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ...families.optimizer.operators import GradientNorm
 from ...optimizers.steps import MEASURED, Convert, check_betas, check_number
 from ...optimizers.whole import Whole
 from ...planning.step import above_zero, not_negative
-from .part import MAX_KEPT, MOMENTS, Count, Part, Ranks, State, Update, without_gaps, zero_norm
+from .part import MAX_CACHED, MOMENTS, Count, Part, Ranks, State, Update, without_gaps, zero_norm
 
 Group = dict[str, Any]
 Ready = list[tuple[Part, list[Tensor]]]  # parts with gradients
-Told = dict[str, Tensor]  # the norm of gradients, and whether it is finite
+Norm = dict[str, Tensor]  # gradient_norm and is_finite
 
 REFUSED = ("amsgrad", "maximize", "differentiable", "momentum", "dampening", "nesterov")
 
@@ -42,12 +42,12 @@ _NUMBERS: dict[str, Convert] = {
 
 
 def rate(lr: Any) -> Any:
-    """A learning rate as operators take it: a tensor of the host is read there."""
+    """Read a learning rate that is a CPU tensor; return others unchanged."""
     return lr.item() if isinstance(lr, Tensor) and lr.device.type == "cpu" else lr
 
 
 def check_numbers(optimizer: str, group: dict[str, Any]) -> None:
-    """Refuse numbers out of their ranges, before a first step has them."""
+    """Refuse options of a group that are out of range."""
     if group.get("foreach") and group.get("fused"):
         refuse(optimizer, "fused", "foreach or fused, not both", "both")
     for name in _NUMBERS.keys() & group.keys():
@@ -61,7 +61,7 @@ def check_numbers(optimizer: str, group: dict[str, Any]) -> None:
 
 
 def check_state(optimizer: str, parameter: Tensor, state: dict[str, Any]) -> None:
-    """Refuse a parameter's state that is another's; codes are looked at where they are decoded."""
+    """Refuse a state that does not fit the parameter; codes are checked when decoded."""
     expected = ("step", *MOMENTS)
     if not state.keys() >= set(expected):
         refuse(optimizer, "state", ", ".join(expected), ", ".join(map(str, state)))
@@ -80,16 +80,16 @@ def _check_betas(optimizer: str, betas: Any) -> None:
 
 
 class Norms:
-    """Norms of lists of tensors, each kind bound to its results once."""
+    """Norms of lists of gradients; calls of each dtype and device are bound once."""
 
     def __init__(self) -> None:
-        self._bound: dict[object, tuple[OpenCall, Told]] = {}
+        self._bound: dict[object, tuple[OpenCall, Norm]] = {}
 
-    def of_all(self, ready: Ready) -> Told:
-        """The norm of all gradients, and whether it is finite; nothing waits."""
+    def of_all(self, ready: Ready) -> Norm:
+        """Return the norm of all gradients, without a wait for the device."""
         gradients_of: dict[Ranks, list[Tensor]] = {}
         for part, gradients in ready:
-            for ranks, members in part.by_ranks(gradients).items():  # the same on each of them
+            for ranks, members in part.by_ranks(gradients).items():  # in one order on all ranks
                 gradients_of.setdefault(ranks, []).extend(members)
         norms = {ranks: self._each(ranks, members) for ranks, members in gradients_of.items()}
         whole = norms.get((), [])
@@ -98,16 +98,16 @@ class Norms:
         device = ready[0][0].parameters[0].device
         return _join(norms, device)
 
-    def _each(self, ranks: Ranks, gradients: Sequence[Tensor]) -> list[Told]:
-        """Norms of each type on each device, on this rank."""
+    def _each(self, ranks: Ranks, gradients: Sequence[Tensor]) -> list[Norm]:
+        """Return local norms, one for each dtype and device."""
         kinds: dict[object, list[Tensor]] = {}
         for gradient in gradients:
             kind = kinds.setdefault((gradient.dtype, gradient.device), [])
             kind.append(without_gaps(gradient))
         return [self._of(ranks, members) for members in kinds.values()]
 
-    def _of(self, ranks: Ranks, gradients: Sequence[Tensor]) -> Told:
-        """The norm of gradients of one dtype on one device, and whether it is finite."""
+    def _of(self, ranks: Ranks, gradients: Sequence[Tensor]) -> Norm:
+        """Return the local norm of gradients of one dtype and device."""
         first = gradients[0]
         key = ranks, first.dtype, first.device
         if key not in self._bound:
@@ -120,18 +120,17 @@ class Norms:
         return results
 
 
-def _join(groups: dict[Ranks, list[Told]], device: torch.device) -> Told:
-    """Return the norm of all gradients, sqrt(sum of norm^2), and whether it is finite.
+def _join(groups: dict[Ranks, list[Norm]], device: torch.device) -> Norm:
+    """Return sqrt(sum of norm^2), in float64, where squares of float32 do not overflow.
 
-    groups: norms of some gradients each, by the groups of ranks over which squares are added. In
-    float64, which holds the squares of float32.
+    groups: local norms, by the process groups over which their squares are all-reduced.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for ranks, norms in groups.items():
         square = torch.zeros((), dtype=torch.float64, device=device)
-        for told in norms:
-            norm = told["gradient_norm"].to(device, non_blocking=True)
-            square += norm.double().square()
+        for norm in norms:
+            number = norm["gradient_norm"].to(device, non_blocking=True)
+            square += number.double().square()
         for group in ranks:
             sys.modules["torch.distributed"].all_reduce(square, group=group)
         total += square
@@ -142,10 +141,10 @@ def _join(groups: dict[Ranks, list[Told]], device: torch.device) -> Told:
 
 
 class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
-    """Steps over parts: parameters of one group that were updated in the same steps."""
+    """Steps over parts: parameters of one group with one step count."""
 
     has_moments: ClassVar[bool] = True
-    _step_supports_amp_scaling = True  # GradScaler leaves unscaling and skipping to a step
+    _step_supports_amp_scaling = True  # GradScaler leaves unscaling and skipping to `step`
     gradient_norm: Tensor | None = None
 
     def __init__(self, params: Any, defaults: Group, max_norm: float | None) -> None:
@@ -157,16 +156,16 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: Group) -> None:
-        """As PyTorch's; a group whose options the operator does not have is refused."""
+        """As PyTorch's; refuses options that the operator lacks."""
         self._check_all({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     def _forget(self) -> None:
-        """Forget all that follows from parameters and states."""
+        """Reset what is derived from parameters and states."""
         self._parts: list[Part] | None = None
-        self._waiting: list[tuple[int, Tensor]] = []  # parameters that had no gradient yet
+        self._waiting: list[tuple[int, Tensor]] = []  # (group, parameter) without a gradient so far
         self._known: tuple[list[Tensor], list[State]] = [], []
-        self._counts: dict[int, Count] = {}  # by the tensors of the states that have them
+        self._counts: dict[int, Count] = {}  # by id of the tensor `done`, a state's "step"
         self._norms = Norms()
         self._operators: dict[object, Op] = {}
 
@@ -186,28 +185,28 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 group.setdefault(name, value)
             self._check_all(group)
 
-    # ---- what a class of optimizers writes -------------------------------------------------------
+    # ---- implemented by subclasses ---------------------------------------------------------------
 
     def _update(self, group: Group, *, is_measured: bool) -> Update:
-        """The operator of a group's step, and what it takes beside gradients and scales."""
+        """Return the operator of a group's step, and its numbers beside gradients and scales."""
         raise NotImplementedError
 
     def _check(self, group: Group) -> None:
-        """Refuse what the operator does not do."""
+        """Refuse options that the operator lacks."""
         for name in REFUSED:
             if group.get(name):
                 refuse(type(self).__name__, name, "what is false or 0", shown(group[name]))
 
     def _check_all(self, group: Group) -> None:
-        """Check a group's options and its numbers; a step checks the numbers itself."""
+        """Check a group's options and numbers; a step checks the numbers itself."""
         self._check(group)
         check_numbers(type(self).__name__, group)
 
     def _operator(self, key: object, make: Callable[[], Op]) -> Op:
-        """One of this optimizer's own, which is made once; few are kept."""
+        """Return a cached operator, or make it."""
         op = self._operators.get(key)
         if op is None:
-            if len(self._operators) >= MAX_KEPT:
+            if len(self._operators) >= MAX_CACHED:
                 self._operators.clear()
             op = self._operators[key] = make()
         return op
@@ -223,11 +222,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update the parameters that have gradients; nothing waits for the device.
 
-        With `max_norm` the gradients are clipped to it by the norm of all, which `gradient_norm`
-        then is (with its loss scale), and a step whose norm is not finite is skipped. So is one
-        where a GradScaler found an infinity, which unscales in the same pass. A step that is
-        refused has changed nothing. After one that was interrupted while it wrote, steps and
-        `state_dict` are refused until a state is loaded.
+        With `max_norm` gradients are clipped by their norm, which becomes `gradient_norm` (times
+        the loss scale), and a step is skipped if that is not finite, or if a GradScaler has found
+        an infinity; unscaling is part of the step. A step that raises has changed nothing, unless
+        it was interrupted while it wrote: then steps and `state_dict` are refused until a state is
+        loaded.
         """
         loss, has_gradients = None, torch.is_grad_enabled()
         try:
@@ -242,7 +241,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return loss
 
     def _step_or_refuse(self, ready: Ready) -> None:
-        """Update parts; where that fails, refuse a group's numbers first, by their names there."""
+        """Update parts; if that fails, a group's bad numbers are refused first, by their names."""
         try:
             if ready:
                 self._step(ready)
@@ -252,14 +251,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise
 
     def _step(self, ready: Ready) -> None:
-        """Check all updates, then write all; a single part may measure the norm as it updates."""
+        """Check all updates, then write all; a single part may compute the norm in its update."""
         scale, clips = self._scale(), self.max_norm is not None
         is_measured = clips and len(ready) == 1 and measures(*ready[0])
         numbers: Mapping[str, Tensor | None] = {} if is_measured else dict.fromkeys(MEASURED)
         if clips and not is_measured:
             numbers = self._norms.of_all(ready)
-        check = self._check if len(ready) == 1 else self._check_all  # before the first is updated
-        inputs: list[object] = []  # alive until all is written: launches know only addresses
+        check = self._check if len(ready) == 1 else self._check_all  # numbers too, before any write
+        inputs: list[object] = []  # alive until all is queued: launches know only addresses
         writes: list[Note] = []
         for part, gradients in ready:
             check(group := self.param_groups[part.place])
@@ -276,8 +275,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self.gradient_norm = ready[0][0].norm if is_measured else numbers["gradient_norm"]
 
     def _scale(self) -> Tensor | None:
-        """The divisor of gradients; infinite where the step is to be skipped."""
-        grad_scale: Tensor | None = getattr(self, "grad_scale", None)  # while GradScaler steps
+        """Return the divisor of gradients; infinite if the step is to be skipped."""
+        grad_scale: Tensor | None = getattr(self, "grad_scale", None)  # set by GradScaler
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if found_inf is None:
             return grad_scale
@@ -285,50 +284,49 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return are_finite.float().reciprocal() if grad_scale is None else grad_scale / are_finite
 
     def _ready(self) -> Iterator[tuple[Part, list[Tensor]]]:
-        """Yield (part, gradients); a part is taken apart where some parameters have none."""
+        """Yield (part, gradients); splits a part if some of its parameters have none."""
         self._current()
         self._begin([(place, p) for place, p in self._waiting if p.grad is not None])
         for part in list(self._parts or ()):
-            given = [parameter.grad for parameter in part.parameters]
-            n_missing = sum(map(is_, given, itertools.repeat(None)))
-            if n_missing == len(given):
+            gradients = [parameter.grad for parameter in part.parameters]
+            n_missing = sum(map(is_, gradients, itertools.repeat(None)))
+            if n_missing == len(gradients):
                 continue
             if n_missing:
-                part = self._take_apart(part, given)
-                given = [parameter.grad for parameter in part.parameters]
-            yield part, part.gradients(given)
+                part = self._split(part, gradients)
+                gradients = [parameter.grad for parameter in part.parameters]
+            yield part, part.gradients(gradients)
 
-    def _take_apart(self, part: Part, gradients: Sequence[Tensor | None]) -> Part:
-        """Divide a part into one whose parameters have gradients, which is returned, and one whose
-        have none. Both take its place among the parts."""
+    def _split(self, part: Part, gradients: Sequence[Tensor | None]) -> Part:
+        """Replace a part by two: parameters with gradients, which is returned, and without."""
         assert self._parts is not None
         at = self._parts.index(part)
-        divided = []
+        halves = []
         for has_gradients in (True, False):
             members = [i for i, g in enumerate(gradients) if (g is not None) == has_gradients]
             count = part.count if has_gradients or part.count is None else part.count.copy()
             states = [part.states[i] for i in members] if part.states else []
             parameters = [part.parameters[i] for i in members]
-            divided.append(self._make(part.place, parameters, states, count))
-        self._parts[at : at + 1] = divided
-        return divided[0]
+            halves.append(self._make(part.place, parameters, states, count))
+        self._parts[at : at + 1] = halves
+        return halves[0]
 
     def _make(
         self, place: int, parameters: Sequence[Tensor], states: Sequence[State], count: Count | None
     ) -> Part:
-        """Make a part, and put its count of steps into all of its states."""
+        """Make a part, and set "step" of its states to its count."""
         if count is not None:
-            self._counts[id(count.made)] = count
+            self._counts[id(count.done)] = count
             for state in states:
-                state["step"] = count.made
+                state["step"] = count.done
         return Part(place, parameters, states, count)
 
     # ---- parts -----------------------------------------------------------------------------------
 
     def _current(self) -> list[Part]:
-        """Return the parts; gathered again where groups or states are others than then."""
+        """Return the parts; gathers them again if groups or states were replaced."""
         parts = self._parts
-        if parts is None or not self._are_known() or not all(part.is_of() for part in parts):
+        if parts is None or not self._are_known() or not all(part.is_current() for part in parts):
             parts = self._parts = self._gather()
         return parts
 
@@ -340,10 +338,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return [*itertools.chain.from_iterable(group["params"] for group in self.param_groups)]
 
     def _gather(self) -> list[Part]:
-        """Sort parameters into parts: of one group, dtypes, device and number of steps each.
+        """Sort parameters into parts by group, dtypes, device and number of steps.
 
-        A parameter without moments, which had no gradient yet, waits in `_waiting`. Parameters
-        whose states have the tensor of a known count stay together, apart from equal numbers.
+        Parameters without moments, as they had no gradient, go to `_waiting`. Those whose states
+        share the tensor of a known count stay together, apart from others with equal numbers.
         """
         self._waiting = []
         members_of: dict[object, tuple[int, list[Tensor], list[State]]] = {}
@@ -370,27 +368,24 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return parts
 
     def _count(self, step: Any, parameter: Tensor, known: dict[int, Count]) -> Count:
-        """The count of a state's steps: the known one of its tensor, or a new one with its number.
-
-        A known count that another part has by now is copied.
-        """
+        """Return the known count of a state's "step", copied if a part has it, or a new one."""
         count = known.get(id(step))
         if count is None:
             return Count(int(step), parameter.device)
-        return count.copy() if id(count.made) in self._counts else count
+        return count.copy() if id(count.done) in self._counts else count
 
     def _begin(self, started: Sequence[tuple[int, Tensor]]) -> None:
-        """Make states and parts for parameters with their first gradient; an error changes none."""
+        """Make states and parts for parameters with a first gradient; after an error, none."""
         if not started:
             return
         assert self._parts is not None
         identities = {id(p) for _, p in started}
         waiting = [(place, p) for place, p in self._waiting if id(p) not in identities]
-        alike: dict[tuple[Any, ...], list[Tensor]] = {}
+        groups: dict[tuple[Any, ...], list[Tensor]] = {}
         for place, p in started:
-            alike.setdefault((place, p.dtype, p.device), []).append(p)
+            groups.setdefault((place, p.dtype, p.device), []).append(p)
         parts, first = self._parts.copy(), dict[Tensor, State]()
-        for (place, *_), parameters in alike.items():
+        for (place, *_), parameters in groups.items():
             count = Count(0, parameters[0].device) if self.has_moments else None
             states = [self._first_state(p) for p in parameters] if self.has_moments else []
             parts.append(self._make(place, parameters, states, count))
@@ -400,7 +395,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._parts, self._waiting, self._known = parts, waiting, known
 
     def _first_state(self, parameter: Tensor) -> State:
-        """A parameter's state with moments of 0; its count of steps is put in by `_make`."""
+        """Return a state with moments of 0; `_make` sets its "step"."""
         dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         moments = {name: torch.zeros_like(parameter, dtype=dtype) for name in MOMENTS}
         return {**self.state.get(parameter, {}), "step": None, **moments}
@@ -408,40 +403,37 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ---- states ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """As PyTorch's: the number of steps is each parameter's own tensor.
-
-        It is on the host, which waits, unless the parameter's group is capturable.
-        """
+        """As PyTorch's: "step" is a tensor of each parameter, on the host unless capturable."""
         with self._whole.lock:
             self._whole.refuse_torn()
             saved = super().state_dict()
-            hosts = {key: count.made.cpu() for key, count in self._counts.items()}
+            hosts = {key: count.done.cpu() for key, count in self._counts.items()}
         capturable = {i for g in saved["param_groups"] if g.get("capturable") for i in g["params"]}
         state = {}
         for key, own in saved["state"].items():
             step = own.get("step")
             if isinstance(step, Tensor):
-                made = step if key in capturable else hosts.get(id(step), step)
-                own = {**own, "step": made.clone()}
+                count = step if key in capturable else hosts.get(id(step), step)
+                own = {**own, "step": count.clone()}
             state[key] = own
         return {**saved, "state": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As PyTorch's, also of its own optimizers; moments of 32 bits stay so."""
+        """As PyTorch's; also loads states of its optimizers. Moments stay float32."""
         for group in state_dict["param_groups"]:
             self._check_all({**self.defaults, **group})
         with self._whole.lock:
             before = self.state
             try:
                 super().load_state_dict(state_dict)
-                self._take(state_dict)
+                self._adopt_state(state_dict)
             except BaseException:
                 self._whole.is_torn |= self.state is not before
                 raise
             self._whole.is_torn = False
 
-    def _take(self, state_dict: dict[str, Any]) -> None:
-        """Take the state that PyTorch has loaded, with moments in the types they have here."""
+    def _adopt_state(self, state_dict: dict[str, Any]) -> None:
+        """Cast the moments that PyTorch has loaded to this class's dtypes; gather parts."""
         saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
         for key, parameter in zip(saved, self._parameters(), strict=True):
             saved_state = state_dict["state"].get(key, {})
@@ -453,7 +445,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def measures(part: Part, gradients: Sequence[Tensor]) -> bool:
-    """Return True if a part's own step measures the norm of all gradients."""
+    """Return True if a single part's step can compute the norm of its gradients."""
     return bool(gradients) and not part.is_shared
 
 

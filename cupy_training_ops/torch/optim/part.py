@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Parameters that were updated in the same steps, bound to the operators that update them.
+"""Parts: parameters with one step count, bound to the operators that update them.
 
-Of a tensor that is divided over ranks, each updates its own part, where that lies in memory.
+Of a DTensor each rank updates its local shard, in place.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Ranks = tuple[Any, ...]  # of PyTorch's process groups
 
 
 def is_distributed(tensor: Tensor) -> bool:
-    """Return True if a tensor is divided over ranks: a DTensor."""
+    """Return True if a tensor is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def ranks_of(tensor: Tensor) -> Ranks:
-    """The groups of ranks among which a tensor is taken apart; none where it is whole."""
+    """The process groups over which a tensor is sharded; () if it is not."""
     if not is_distributed(tensor):
         return ()
     part: Any = tensor
@@ -44,7 +44,7 @@ def ranks_of(tensor: Tensor) -> Ranks:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The memory of this rank; gradients are not recorded."""
+    """Return a DTensor's local shard, or the tensor; call it without grad mode."""
     if not is_distributed(tensor):
         return tensor
     part: Any = tensor
@@ -53,7 +53,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def part_like(own: Tensor, like: Tensor) -> Tensor:
-    """`own` as this rank's part of a tensor that is distributed as `like` is."""
+    """Return `own` as the local shard of a tensor that is distributed like `like`."""
     if not is_distributed(like):
         return own
     part: Any = like
@@ -64,7 +64,7 @@ def part_like(own: Tensor, like: Tensor) -> Tensor:
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
-    """A dense tensor's view whose dimensions are in the order of memory; others as they are."""
+    """View a dense tensor with its dimensions in memory order; return others unchanged."""
     if tensor.is_contiguous():
         return tensor
     strides = tensor.stride()
@@ -73,14 +73,14 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 
 
 def without_gaps(tensor: Tensor) -> Tensor:
-    """View or copy a tensor so that its elements lie together, in any order; sparse ones stay."""
+    """View or copy a strided tensor as a contiguous one, its dimensions in any order."""
     if tensor.layout != torch.strided:
         return tensor
     return in_memory_order(tensor.resolve_neg()).contiguous()
 
 
 def laid_out(gradient: Tensor, like: Tensor) -> Tensor:
-    """A gradient as the elements of its memory, in the order of `like`'s; a copy if it differs."""
+    """Return a gradient with the strides of `like`, copied if they differ, in memory order."""
     if gradient.shape != like.shape or gradient.layout != torch.strided:
         return gradient
     if gradient.stride() != like.stride():
@@ -90,12 +90,15 @@ def laid_out(gradient: Tensor, like: Tensor) -> Tensor:
 
 State = dict[str, Any]
 
-MOMENTS = {"exp_avg": "moment_1", "exp_avg_sq": "moment_2"}  # in a state, and of an operator
-MAX_KEPT = 16  # operators, and calls of a part
+MOMENTS = {
+    "exp_avg": "moment_1",
+    "exp_avg_sq": "moment_2",
+}  # name in a state: name of an operator's input
+MAX_CACHED = 16  # operators, and calls of a part
 
 
 def zero_norm(like: Tensor) -> dict[str, Tensor]:
-    """Zeros for the norm of gradients of this dtype and device, and for whether it is finite."""
+    """Allocate gradient_norm and is_finite for gradients of this dtype and device."""
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32
     norm = torch.zeros((), dtype=wide, device=like.device)
     return dict(zip(MEASURED, (norm, torch.zeros_like(norm, dtype=torch.bool)), strict=True))
@@ -105,53 +108,54 @@ class Update(NamedTuple):
     """An operator that updates a part, and the numbers that each of its steps takes."""
 
     op: Op
-    key: object  # of the operator, among those that update a part
+    key: object  # identifies the operator among those of a part
     numbers: Mapping[str, Any]
 
 
 class Count:
-    """Steps counted on the device: `made`, the states' "step", and `next` = made + 1, kernels'."""
+    """A count of steps on the device: `done`, the states' "step", and `next` = done + 1, which
+    kernels read."""
 
-    def __init__(self, n_made: int, device: torch.device) -> None:
-        self.next = torch.full((), n_made + 1, dtype=torch.int64, device=device)
-        self.made = torch.full((), float(n_made), dtype=torch.float32, device=device)
-        self._version = self.made._version
+    def __init__(self, n_done: int, device: torch.device) -> None:
+        self.next = torch.full((), n_done + 1, dtype=torch.int64, device=device)
+        self.done = torch.full((), float(n_done), dtype=torch.float32, device=device)
+        self._version = self.done._version
 
     def copy(self) -> Count:
-        """Return another count of as many steps, without a wait for the device."""
+        """Return a copy, without a wait for the device."""
         self.catch_up()
         count = object.__new__(Count)
-        count.next, count.made = self.next.clone(), self.made.clone()
-        count._version = count.made._version
+        count.next, count.done = self.next.clone(), self.done.clone()
+        count._version = count.done._version
         return count
 
     def catch_up(self) -> None:
-        """Set `next` to made + 1 where somebody else wrote into `made`, a state's "step"."""
-        if self.made._version != self._version:
-            self.next.copy_(self.made + 1)
-            self._version = self.made._version
+        """Set `next` to done + 1 if the caller wrote into a state's "step"."""
+        if self.done._version != self._version:
+            self.next.copy_(self.done + 1)
+            self._version = self.done._version
 
-    def go_on(self, told: Mapping[str, Tensor | None]) -> Note:
-        """Return a write that counts a step of which this rank has no elements.
+    def advance(self, scales: Mapping[str, Tensor | None]) -> Note:
+        """Return a write that counts a step in which this rank updates no elements.
 
-        told: scale, norm, signal. Where one is not finite, or False, kernels skip the step, and it
-        does not count.
+        scales: loss scale, norm, is_finite. If one is not finite, or False, the step is skipped
+        and not counted, as kernels do.
         """
-        is_made = torch.ones((), dtype=torch.bool, device=self.next.device)
-        for tensor in told.values():
-            if tensor is not None:  # a scale, a norm, a signal
+        counts = torch.ones((), dtype=torch.bool, device=self.next.device)
+        for tensor in scales.values():
+            if tensor is not None:
                 finite = tensor if tensor.dtype == torch.bool else tensor.isfinite()
-                is_made &= finite.to(is_made.device, non_blocking=True).reshape(())
-        count = functools.partial(torch.add, self.next, is_made, out=self.next)
+                counts &= finite.to(counts.device, non_blocking=True).reshape(())
+        count = functools.partial(torch.add, self.next, counts, out=self.next)
         return functools.partial(at_once, [count])
 
-    def follow(self) -> Note:
-        """Return a write of made = next - 1, after a step that may have been skipped."""
-        return functools.partial(torch.sub, self.next, 1, out=self.made)
+    def update_done(self) -> Note:
+        """Return a write of done = next - 1, after a step that may have been skipped."""
+        return functools.partial(torch.sub, self.next, 1, out=self.done)
 
-    def take_version(self) -> None:
-        """Note that `made` was written by us: `catch_up` has nothing to do."""
-        self._version = self.made._version
+    def note_own_write(self) -> None:
+        """Note that this step wrote `done`, so that `catch_up` does nothing."""
+        self._version = self.done._version
 
 
 class Part:
@@ -166,14 +170,14 @@ class Part:
     ) -> None:
         self.place, self.parameters, self.states = place, tuple(parameters), tuple(states)
         self.count = count
-        self._versions: list[int] | None = None  # of the states, as they were found to have these
-        self.is_shared = any(map(is_distributed, parameters))  # other ranks have parts of it
+        self._versions: list[int] | None = None  # of the states, when `is_current` was last True
+        self.is_shared = any(map(is_distributed, parameters))  # over ranks
         names = () if count is None else MOMENTS
         self.moments = {name: [state[name] for state in states] for name in names}
         self._bind()
 
     def _bind(self) -> None:
-        """Note where in memory all tensors are now; what was bound elsewhere is forgotten."""
+        """Note the memory of all tensors; forget calls that were bound to other memory."""
         whole = [local(parameter) for parameter in self.parameters]
         used = [i for i, tensor in enumerate(whole) if tensor.numel()]
         self._used = None if len(used) == len(whole) else used
@@ -185,10 +189,10 @@ class Part:
         self._odd = [i for i, tensor in enumerate(self._whole) if not tensor.is_contiguous()]
         self._watched = Watched(self._whole, [t for tensors in moments.values() for t in tensors])
         self._calls: dict[object, OpenCall] = {}
-        self.norm: Tensor | None = None  # where a step measures it
+        self.norm: Tensor | None = None  # if a step measures it
 
-    def is_of(self) -> bool:
-        """Return True if the states have the moments that are bound, and their count."""
+    def is_current(self) -> bool:
+        """Return True if the states still have the tensors of `moments` and `count`."""
         now = versions(self.states)
         if now is not None and now == self._versions:
             return True
@@ -196,29 +200,28 @@ class Part:
         return has
 
     def _has_states(self) -> bool:
-        """Each state has the very tensors of `count` and `moments`, as loading puts others
-        there."""
+        """Compare identities: loading a state puts other tensors there."""
         try:
-            made = itertools.repeat(None if self.count is None else self.count.made)
-            return all(map(is_, map(itemgetter("step"), self.states), made)) and all(
+            done = itertools.repeat(None if self.count is None else self.count.done)
+            return all(map(is_, map(itemgetter("step"), self.states), done)) and all(
                 all(map(is_, map(itemgetter(name), self.states), tensors))
                 for name, tensors in self.moments.items()
             )
         except KeyError:
             return False
 
-    def gradients(self, given: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients of tensors that have elements here, as memory of this rank."""
+    def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return local shards of gradients, without empty ones."""
         if not self._watched.are_same():
             self._bind()
-        own = list(map(local, given)) if self.is_shared else list(given)
+        own = list(map(local, gradients)) if self.is_shared else list(gradients)
         own = own if self._used is None else [own[i] for i in self._used]
         for i in self._odd:
             own[i] = laid_out(own[i], self._whole[i])
         return own
 
     def by_ranks(self, gradients: Sequence[Tensor]) -> dict[Ranks, list[Tensor]]:
-        """The gradients, by the groups of ranks that have other parts of the same tensors."""
+        """Group gradients by the process groups over which their tensors are sharded."""
         if not self.is_shared:
             return {(): list(gradients)}
         used = range(len(self.parameters)) if self._used is None else self._used
@@ -228,36 +231,36 @@ class Part:
         return groups
 
     def writes(
-        self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
+        self, update: Update, gradients: Sequence[Tensor], scales: Mapping[str, Tensor | None]
     ) -> tuple[Mapping[str, Any], list[Note]]:
-        """Check an update and return its writes: refused here, where nothing was written yet.
+        """Check an update and return (inputs, writes); nothing is written yet.
 
-        Returns the inputs, too: the caller keeps them alive, as launches know only addresses. A
-        gradient whose memory has another order than its parameter's is copied.
+        The caller keeps the inputs alive, as launches know only addresses. A gradient whose strides
+        differ from its parameter's is copied.
         """
         if self.count is None:
-            return self._update(update, gradients, told) if gradients else ({}, [])
+            return self._update(update, gradients, scales) if gradients else ({}, [])
         self.count.catch_up()
         if gradients:
-            inputs, writes = self._update(update, gradients, told)
+            inputs, writes = self._update(update, gradients, scales)
         else:
-            inputs, writes = {}, [self.count.go_on(told)]
-        return inputs, [*writes, self.count.follow()]
+            inputs, writes = {}, [self.count.advance(scales)]
+        return inputs, [*writes, self.count.update_done()]
 
     def finish(self) -> None:
-        """Let autograd know that parameters were written, and `Count` that a step wrote `made`."""
+        """Raise the parameters' versions for autograd, and note that the count is up to date."""
         if self._whole:
             raise_versions(self.parameters)
         if self.count is not None:
-            self.count.take_version()
+            self.count.note_own_write()
 
     def _update(
-        self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
+        self, update: Update, gradients: Sequence[Tensor], scales: Mapping[str, Tensor | None]
     ) -> tuple[Mapping[str, Any], list[Note]]:
-        """The update of parameters with elements."""
+        """Return (inputs, writes) for parameters with elements."""
         device = gradients[0].device
         numbers = {
-            k: None if t is None else t.to(device, non_blocking=True) for k, t in told.items()
+            k: None if t is None else t.to(device, non_blocking=True) for k, t in scales.items()
         }
         inputs = {"gradients": gradients, **update.numbers, **numbers}
         call = self._calls.get(update.key) or self._bind_call(update, inputs)
@@ -265,14 +268,14 @@ class Part:
             return inputs, [_checked_write(call, inputs)]
         except ArgumentError:
             pairs = enumerate(zip(gradients, self._whole, strict=True))
-            laid = [g if i in self._odd else laid_out(g, like) for i, (g, like) in pairs]
-            if all(map(is_, laid, gradients)):
+            strided = [g if i in self._odd else laid_out(g, like) for i, (g, like) in pairs]
+            if all(map(is_, strided, gradients)):
                 raise
-            inputs = {**inputs, "gradients": laid}
+            inputs = {**inputs, "gradients": strided}
             return inputs, [_checked_write(call, inputs)]
 
-    def _bind_call(self, update: Update, given: Mapping[str, Any]) -> OpenCall:
-        """The operator over this part, with what each step gives left open."""
+    def _bind_call(self, update: Update, inputs: Mapping[str, Any]) -> OpenCall:
+        """Bind the operator to this part's tensors; `inputs` of each step stay open."""
         op = update.op
         closed: dict[str, Any] = dict(self._lists)
         if self.count is not None:
@@ -282,16 +285,16 @@ class Part:
             self.norm = measured["gradient_norm"]
         updated_inputs = {"gradients", *MEASURED}
         outputs = [output.name for output in op.outputs if output.aliases not in updated_inputs]
-        call = opened(op.bound(**closed, **dict.fromkeys(given, ...), outputs=outputs)).trusting()
-        if len(self._calls) >= MAX_KEPT:
+        call = opened(op.bound(**closed, **dict.fromkeys(inputs, ...), outputs=outputs)).trusting()
+        if len(self._calls) >= MAX_CACHED:
             self._calls.clear()
         self._calls[update.key] = call
         return call
 
 
-def _checked_write(call: OpenCall, given: Mapping[str, Any]) -> Note:
-    """Check a call; return what writes, which refuses nothing any more."""
-    made = call.checked(**given)
-    if given["gradients"][0].is_cuda and not (call.is_native and made.over_tensors):
-        return functools.partial(call, **given)
-    return made.computed()
+def _checked_write(call: OpenCall, inputs: Mapping[str, Any]) -> Note:
+    """Check a call, and return a function that runs it without further checks."""
+    checked = call.checked(**inputs)
+    if inputs["gradients"][0].is_cuda and not (call.is_native and checked.over_tensors):
+        return functools.partial(call, **inputs)
+    return checked.computed()

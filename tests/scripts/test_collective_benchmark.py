@@ -9,12 +9,11 @@ from ranks import in_threads, results
 
 pytest.importorskip("cupy", reason="CuPy is in the extras")
 
-from buckets_benchmark import rows
-from sharded_benchmark import SMALL, steps
+from collective_benchmark import bucket_rows, step_rows
 
 
 def test_steps_are_measured() -> None:
-    first, second = results(in_threads(2, lambda group: [*steps(np, group, SMALL, 1)]))
+    first, second = results(in_threads(2, lambda group: [*step_rows(np, group, True, 1)]))
     assert [row["case"] for row in first] == [row["case"] for row in second]
     times, ratios = first[:4], first[4:]
     assert all(row["ms"] > 0 for row in times)
@@ -26,7 +25,7 @@ def test_steps_are_measured() -> None:
 @pytest.mark.thorough
 def test_the_overlap_is_measured() -> None:
     pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
-    found = results(in_threads(1, lambda group: [*rows(np, group, True, 1)]))[0]
+    found = results(in_threads(1, lambda group: [*bucket_rows(np, group, True, 1)]))[0]
     assert found[0]["case"] == "buckets of 10 MB: backward pass"
     for plain, both, alone, hidden in zip(*[iter(found)] * 4, strict=True):
         expected = 1 - (both["ms"] - plain["ms"]) / alone["ms"]

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""`encode` and `decode`: arrays to packed files and back, as .npy, .npz and .safetensors."""
+"""Packed files: `encode` and `decode`, to .npy, .npz and .safetensors and back; `info`."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import click
 import numpy as np
@@ -17,6 +17,7 @@ from ..codecs import CODECS, Packed, get_codec, safetensors_file
 from ..codecs.numpy_file import write_header
 from ..codecs.packed import Advance, decode_in_parts, encode_in_parts
 from ..dtypes import BFLOAT16, HostArray, to_dtype
+from ..errors import printable
 from .errors import Failure
 from .inputs import (
     Member,
@@ -24,11 +25,13 @@ from .inputs import (
     names_hint,
     naming,
     open_arrays,
+    open_contents,
     read_packed,
     select,
     stem,
     why_left_out,
 )
+from .machine import processor
 from .outputs import (
     force_option,
     is_folder,
@@ -41,7 +44,7 @@ from .outputs import (
     sync_option,
 )
 from .parameter_types import ArrayName, OneOf
-from .terminal import progress_bar, say
+from .terminal import JsonLines, align, json_option, progress_bar, say, wrap
 
 Arrays = Sequence[tuple[str, Packed]]
 
@@ -265,3 +268,74 @@ def _check_raw(chosen: list[Member], raw: bool) -> None:
     """Refuse --dtype where nothing can be read as it says."""
     if raw and all(member.dtype(raw) != BFLOAT16 for member in chosen):
         raise Failure(f"--dtype: expected raw two-byte elements, got {chosen[0].dtype(raw)}")
+
+
+# ---- info ----------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=file_type, metavar="FILE...")
+@json_option
+def info(files: tuple[str, ...], as_json: bool) -> None:
+    """Say what a file holds, packed or not.
+
+    FILE is a packed array, .npy, .npz or .safetensors; "-" is stdin. A packed array is read whole,
+    so that a damaged one is found.
+    """
+    lines = JsonLines("info", processor()) if as_json else None
+    for file in files:
+        with open_contents(file) as content:
+            if lines is None:
+                _print(file, content)
+            elif isinstance(content, Packed):
+                lines.write("packed", file=file, **_packed_fields(content))
+            else:
+                for member in content:
+                    lines.write("array", file=file, **_array_fields(member))
+
+
+def _print(file: str, content: Packed | Sequence[Member]) -> None:
+    if isinstance(content, Packed):
+        say(f"{file}: packed array")
+        for line in _packed_lines(content):
+            click.echo(f"  {line}")
+    else:
+        rows = [tuple(map(_cell, _array_fields(member).values())) for member in content]
+        say(f"{file}: {len(content)} array{'s' * (len(content) != 1)}")
+        for line in align([("array", "dtype", "shape", "bytes"), *rows], left=3):
+            click.echo(f"  {line}")
+
+
+def _packed_lines(packed: Packed) -> Iterator[str]:
+    codec = get_codec(packed.codec)
+    options = "".join(f", {name} {value}" for name, value in packed.options.items())
+    yield f"array    {packed.dtype} {packed.shape}, {packed.original_nbytes} bytes"
+    yield f"codes    {packed.nbytes} bytes, {packed.ratio:.1f} times smaller"
+    yield f"codec    {codec.name}{options}"
+    for name, text in (("formula", codec.formula), ("error", f"at most {codec.bound}")):
+        yield from wrap(f"{name:8} {text}", 76)
+
+
+def _packed_fields(packed: Packed) -> dict[str, Any]:
+    return {
+        "codec": packed.codec,
+        "options": packed.options,
+        "dtype": packed.dtype,
+        "shape": packed.shape,
+        "nbytes_before": packed.original_nbytes,
+        "nbytes_after": packed.nbytes,
+        "ratio": packed.ratio,
+    }
+
+
+def _array_fields(member: Member) -> dict[str, Any]:
+    """Null where a member is no array."""
+    if not member.unread.is_array():
+        return {"array": member.name, "dtype": None, "shape": None, "nbytes": None}
+    shape, dtype, _ = member.unread.header()
+    nbytes = math.prod(shape) * dtype.itemsize
+    return {"array": member.name, "dtype": str(dtype), "shape": shape, "nbytes": nbytes}
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else printable(str(value))

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: MIT
+"""Bodies: nodes by which ONNX itself says how an operator is computed.
+
+y = Swish(x, alpha=2)    becomes    a = Constant(2); b = CastLike(a, x); c = Mul(x, b)
+                                    d = Sigmoid(c); y = Mul(x, d)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import FLOAT32, FLOAT64, Dtype, HostArray
+from ..errors import ArgumentError, OpError, cut, pass_on
+from .checks import output_types, part_types
+from .control import runs_graphs
+from .graph import Extent, Graph, Node, Problems, Value, check_attributes, subgraphs
+from .models import MOST_NODES, Proto, onnx_package, read_node, tensor_of
+from .runner import is_known
+
+_FLOAT, _DOUBLE = 1, 11  # ONNX's numbers of float32 and float64
+_FLOATS = ("value_float", "value_floats")
+_KINDS: Mapping[str, Any] = {
+    "INT": int,
+    "FLOAT": float,
+    "STRING": str,
+    "TENSOR": HostArray,
+    "INTS": tuple[int, ...],
+    "FLOATS": tuple[float, ...],
+    "STRINGS": tuple[str, ...],
+    "GRAPH": Graph,
+    "TYPE_PROTO": Value,
+}
+Wanted = Callable[[Node], bool]
+
+
+def with_bodies(graph: Graph, problems: Problems) -> Graph:
+    """The graph with bodies in place of the nodes whose operators nothing here runs."""
+    return expand(graph, lambda node: not (is_known(node) or runs_graphs(node)), problems)
+
+
+def expand(graph: Graph, wanted: Wanted, problems: Problems | None = None) -> Graph:
+    """The graph with bodies in place of the nodes that are wanted, in subgraphs and bodies, too.
+
+    Nodes without a body stay; so do those whose body depends on a type that is not known, which are
+    problems.
+    """
+    if not any(wanted(node) or subgraphs(node) for node in graph.nodes):
+        return graph
+    known = {item.name: item.dtype for item in graph.inputs if item.dtype}
+    return _Expansion(wanted, problems or Problems("the model")).graph(graph, known)
+
+
+class _Expansion:
+    """Puts bodies in place; counts the nodes, which are bounded."""
+
+    def __init__(self, wanted: Wanted, problems: Problems) -> None:
+        self._wanted, self._problems = wanted, problems
+        self._n_nodes = 0
+
+    def graph(self, graph: Graph, known: Mapping[str, Dtype]) -> Graph:
+        """The graph with bodies; `known` has types of its inputs."""
+        types = {**known, **{name: array.dtype for name, array in graph.constants.items()}}
+        names = {"", *graph.constants, *(item.name for item in graph.inputs)}
+        names.update(name for node in graph.nodes for name in node.outputs)
+        nodes: list[Node] = []
+        waiting: list[tuple[Node, tuple[str, ...]]]  # and the operators around it
+        waiting = [(node, ()) for node in reversed(graph.nodes)]
+        while waiting:
+            node, around = waiting.pop()
+            self._count()
+            body = self._body(node, types, graph.shapes) if self._wanted(node) else None
+            if body is None or node.op_type in around:
+                node = self._with_parts(node, types)
+                nodes.append(node)
+                types.update(_types(node, types, graph.types))
+                continue
+            if _is_double(node, types):
+                body.nodes = [_widened(inner) for inner in body.nodes]
+            inside = _put_in_place(node, body, names)
+            around = (*around, node.op_type)
+            waiting.extend((each, around) for each in reversed(inside))
+        return graph.with_nodes(nodes)
+
+    def _count(self) -> None:
+        self._n_nodes += 1
+        if self._n_nodes > MOST_NODES:
+            raise ArgumentError(f"the bodies of operators come to more than {MOST_NODES} nodes")
+
+    def _with_parts(self, node: Node, types: Mapping[str, Dtype]) -> Node:
+        """A node whose subgraphs have bodies, too."""
+        parts = subgraphs(node)
+        wider = {k: self.graph(part, part_types(node, part, types)) for k, part in parts.items()}
+        return replace(node, attributes={**node.attributes, **wider}) if parts else node
+
+    def _body(
+        self,
+        node: Node,
+        types: Mapping[str, Dtype],
+        shapes: Mapping[str, tuple[Extent, ...]],
+    ) -> _Body | None:
+        schema = _schema(node)
+        if schema is None or not (schema.has_function or schema.has_context_dependent_function):
+            return None
+        captures = any(part.n_captured for part in subgraphs(node).values())
+        if captures or not any(node.outputs):
+            return None  # it would read more than the node's inputs, or is for nothing
+        try:
+            _check(node, schema)
+            body = _Body(_function(schema, node, types, shapes), schema, node, self._problems)
+            body.check_outputs(node)
+        except OpError as error:
+            self._problems.add(node.title, error)
+            return None
+        return body
+
+
+def _types(
+    node: Node, types: Mapping[str, Dtype], declared: Mapping[str, Dtype]
+) -> Iterator[tuple[str, Dtype]]:
+    """The types of a node's outputs, as far as they are known."""
+    dtypes: Sequence[Dtype | None] = ()
+    try:
+        dtypes = output_types(node, types)
+    except (OpError, TypeError, ValueError) as error:  # which the check of types refuses later
+        pass_on(error)
+    for k, name in enumerate(node.outputs):
+        dtype = (dtypes[k] if k < len(dtypes) else None) or declared.get(name)
+        if name and dtype is not None:
+            yield name, dtype
+
+
+# ---- a body --------------------------------------------------------------------------------------
+
+
+class _Body:
+    """The nodes of a function, with its own names, and those of its inputs and outputs."""
+
+    def __init__(self, function: Proto, schema: Any, node: Node, problems: Problems) -> None:
+        given = {item.name: item for item in node_proto(node).attribute}
+        defaults = {
+            name: item.default_value
+            for name, item in schema.attributes.items()
+            if item.default_value.type
+        }
+        defaults |= {item.name: item for item in function.attribute_proto}
+        versions = {item.domain: int(item.version) for item in function.opset_import}
+        self.inputs = tuple(function.input)
+        self.outputs = tuple(function.output)
+        self.nodes = []
+        for item in function.node:
+            _fill_in(item, {**defaults, **given})
+            inner = read_node(item, node.place, versions, problems)
+            self.nodes.append(replace(inner, name=node.name))
+
+    def check_outputs(self, node: Node) -> None:
+        """Refuse a node with an output that the body does not make."""
+        computed = {name for inner in self.nodes for name in inner.outputs}
+        for k, name in enumerate(node.outputs):
+            if name and (k >= len(self.outputs) or self.outputs[k] not in computed):
+                raise ArgumentError(f"its output {k} is not computed for these inputs")
+
+
+def _put_in_place(node: Node, body: _Body, names: set[str]) -> list[Node]:
+    """The nodes of a body with names of their own, between the node's inputs and outputs."""
+    prefix = next(name for name in node.outputs if name)
+    renamed = {"": ""}
+    for k, name in enumerate(body.inputs):
+        renamed[name] = node.inputs[k] if k < len(node.inputs) else ""
+    for name, outer in zip(body.outputs, node.outputs, strict=False):
+        if outer:
+            renamed[name] = outer
+    for inner in body.nodes:
+        for name in inner.outputs:
+            if name not in renamed:
+                renamed[name] = _unique(f"{prefix}/{node.op_type}/{name}", names)
+    return [
+        replace(
+            inner,
+            inputs=_without_end(tuple(renamed[name] for name in inner.inputs)),
+            outputs=tuple(renamed[name] for name in inner.outputs),
+        )
+        for inner in body.nodes
+    ]
+
+
+def _is_double(node: Node, types: Mapping[str, Dtype]) -> bool:
+    """Return True if a node takes float64, and no float32."""
+    dtypes = {types.get(name) for name in node.inputs}
+    return FLOAT64 in dtypes and FLOAT32 not in dtypes
+
+
+def _widened(node: Node) -> Node:
+    """A body's node with float64 in place of float32, in which bodies compute means and scales:
+    what is float64 stays so."""
+    attributes = {name: _wide_value(value) for name, value in node.attributes.items()}
+    if node.op_type == "Cast" and attributes.get("to") == _FLOAT:
+        attributes["to"] = _DOUBLE
+    elif node.op_type == "ConstantOfShape":
+        attributes.setdefault("value", np.zeros(1))
+    elif node.op_type == "Constant" and not attributes.keys().isdisjoint(_FLOATS):
+        (value,) = attributes.values()
+        attributes = {"value": np.array(value, np.float64)}
+    return replace(node, attributes=attributes)
+
+
+def _wide_value(value: Any) -> Any:
+    if isinstance(value, Graph):
+        inner = {name: _wide_value(array) for name, array in value.constants.items()}
+        return replace(value, nodes=tuple(map(_widened, value.nodes)), constants=inner)
+    return value.astype(FLOAT64) if getattr(value, "dtype", None) == FLOAT32 else value
+
+
+def _without_end(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names without the empty ones at the end."""
+    while names and not names[-1]:
+        names = names[:-1]
+    return names
+
+
+def _unique(name: str, names: set[str]) -> str:
+    """The name, or one like it that is not there yet."""
+    result, n = name, 1
+    while result in names:
+        result, n = f"{name}_{n}", n + 1
+    names.add(result)
+    return result
+
+
+def _fill_in(node: Proto, values: Mapping[str, Proto]) -> None:
+    """Give attributes that refer to one of the function's its value; without one they go."""
+    attributes = list(node.attribute)
+    del node.attribute[:]
+    for item in attributes:
+        source = values.get(item.ref_attr_name) if item.ref_attr_name else item
+        if source is not None:
+            copy = node.attribute.add()
+            copy.CopyFrom(source)
+            copy.name = item.name
+            for inner in copy.g.node:
+                _fill_in(inner, values)
+
+
+@functools.cache
+def _get_schema(op_type: str, version: int, domain: str) -> Any:
+    try:
+        return onnx_package().defs.get_schema(op_type, version, domain)
+    except Exception:  # of ONNX's, which has no schema of others' operators
+        return None
+
+
+def _schema(node: Node) -> Any:
+    """ONNX's schema of a node's operator; None of others'."""
+    return _get_schema(node.op_type, node.version, node.domain)
+
+
+def _check(node: Node, schema: Any) -> None:
+    """Refuse inputs and attributes that the schema does not have, or that are of another type."""
+    n = len(node.inputs)
+    if not schema.min_input <= n <= schema.max_input:
+        expected = f"from {schema.min_input} to {schema.max_input} inputs"
+        raise ArgumentError(f"expected {expected}, got {n}")
+    for k, item in enumerate(schema.inputs):
+        if item.option.name == "Single" and not (k < n and node.inputs[k]):
+            raise ArgumentError(f"its input {item.name} is missing")
+    unknown = sorted(node.attributes.keys() - schema.attributes.keys())
+    if unknown:
+        raise ArgumentError(f"unknown attributes {cut(', '.join(unknown))}")
+    kinds = {name: _KINDS[item.type.name] for name, item in schema.attributes.items()}
+    check_attributes(node.attributes, kinds)
+    for name, item in schema.attributes.items():
+        if item.required and name not in node.attributes:
+            raise ArgumentError(f"its attribute {name} is missing")
+
+
+def _function(
+    schema: Any,
+    node: Node,
+    types: Mapping[str, Dtype],
+    shapes: Mapping[str, tuple[Extent, ...]],
+) -> Proto:
+    """The function of a node, of the newest opset up to the node's."""
+    onnx = onnx_package()
+    if schema.has_function:
+        version = _newest(schema.function_opset_versions, node.version)
+        data = schema.get_function_with_opset_version(version)
+    else:
+        version = _newest(schema.context_dependent_function_opset_versions, node.version)
+        kinds = [_type_proto(schema, k, n, types, shapes) for k, n in enumerate(node.inputs)]
+        given = node_proto(node).SerializeToString()
+        try:
+            data = schema.get_context_dependent_function_with_opset_version(version, given, kinds)
+        except Exception as error:
+            pass_on(error)
+            raise ArgumentError(f"ONNX gives no body of it: {error}") from None
+    if not data:
+        raise ArgumentError("ONNX gives no body of it for these inputs and attributes")
+    return onnx.FunctionProto.FromString(data)
+
+
+def _newest(versions: Sequence[int], most: int) -> int:
+    return max((n for n in versions if n <= most), default=min(versions))
+
+
+def _type_proto(
+    schema: Any,
+    k: int,
+    name: str,
+    types: Mapping[str, Dtype],
+    shapes: Mapping[str, tuple[Extent, ...]],
+) -> bytes:
+    """The type of an input as ONNX writes it; empty of one that is left out."""
+    onnx = onnx_package()
+    kind = onnx.TypeProto()
+    if not name:
+        return bytes(kind.SerializeToString())
+    if name not in types:
+        item = schema.inputs[min(k, len(schema.inputs) - 1)]
+        raise ArgumentError(
+            f"its body depends on the type of {item.name}, {cut(name)!r}: expected "
+            "one that the model says, got none"
+        )
+    number = onnx.helper.np_dtype_to_tensor_dtype(types[name])
+    return bytes(onnx.helper.make_tensor_type_proto(number, shapes.get(name)).SerializeToString())
+
+
+def node_proto(node: Node) -> Proto:
+    """A node as ONNX writes it; its subgraphs as they were read."""
+    onnx = onnx_package()
+    result = onnx.helper.make_node(node.op_type, node.inputs, node.outputs, domain=node.domain)
+    schema = _schema(node)
+    for name, value in node.attributes.items():
+        known = schema.attributes.get(name) if schema is not None else None
+        if isinstance(value, Graph):
+            value = value.source
+        elif isinstance(value, np.ndarray):
+            value = tensor_of(onnx, name, value)
+        kind = int(known.type) if known is not None and value == () else None
+        result.attribute.append(onnx.helper.make_attribute(name, value, attr_type=kind))
+    return result

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: MIT
+"""Nodes that run graphs of their own: If, Loop, Scan, SequenceMap.
+
+    y = If(cond, a) <then_branch = (a) => Neg(a), else_branch = (a) => a>
+
+`a` is a value of the graph around, which stands behind the node's own inputs. How often a graph
+runs is read on the host; so is what decides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, shown
+from .graph import Graph, Node, Problems, check_attributes
+from .program import Compiler, host_feeds, node_runners, refuse_in_graph
+from .runner import Run, Runner, each
+from .standard.table import axis_of
+from .steps import run_step
+
+Ints = tuple[int, ...]
+
+
+def runs_graphs(node: Node) -> bool:
+    """Return True if a node's operator runs graphs."""
+    return node.is_standard and node.op_type in _FORMS
+
+
+def runner(node: Node) -> Runner | None:
+    """The runner of a node that runs graphs; None of other nodes."""
+    if not runs_graphs(node):
+        return None
+    optional = {"Loop": 2, "Scan": int(node.version < 9)}.get(node.op_type, 0)
+    for k, name in enumerate(node.inputs):
+        if not name and k >= optional:
+            raise ArgumentError(f"its input {k} is missing")
+    return _FORMS[node.op_type](node)
+
+
+# ---- a graph that a node runs --------------------------------------------------------------------
+
+
+class _Part:
+    """A graph of a node's, whose nodes are known to run."""
+
+    def __init__(self, node: Node, name: str) -> None:
+        graph = node.attributes.get(name)
+        if not isinstance(graph, Graph):
+            raise ArgumentError(f"its attribute {name} is missing, or no graph")
+        self.graph, problems = graph, Problems(f"its graph {name}")
+        self.runners = node_runners(graph, problems, own=runner)
+        for i, each_runner in self.runners.items():
+            if each_runner.updates:
+                problems.add(graph.nodes[i].title, "it updates what it reads, inside of a graph")
+        problems.refuse()
+        self.n_own = len(graph.inputs) - graph.n_captured
+        self.on_host = [item.name in host_feeds(graph, self.runners) for item in graph.inputs]
+
+    def host_places(self, first: int = 0) -> frozenset[int]:
+        """The inputs that are read on the host, counted from the node's input `first` on."""
+        return frozenset(first + k for k, is_read in enumerate(self.on_host) if is_read)
+
+    def compile(self, xp: Any) -> _Compiled:
+        """The graph, ready to be run over an array module."""
+        return _Compiled(self, xp)
+
+
+class _Compiled:
+    """A graph that runs: `run(values by position)`."""
+
+    def __init__(self, part: _Part, xp: Any) -> None:
+        self._xp = xp
+        self._program = Compiler(part.graph, xp, part.runners).compile()
+        self._names = [item.name for item in part.graph.inputs]
+        self._outputs = part.graph.outputs
+
+    def place(self, k: int, value: Any) -> Any:
+        """A value where the graph reads its input k: on host or device."""
+        known = self._program.feeds.get(self._names[k])
+        return value if known is None else _to(self._xp, value, known[1])
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs, each where it was computed; some may be inputs, or the graph's constants."""
+        program = self._program
+        values = program.values.copy()
+        for k, value in enumerate(inputs):
+            if self._names[k] in program.feeds:
+                values[program.feeds[self._names[k]][0]] = self.place(k, value)
+        for step in program.steps:
+            run_step(step, values)
+        return [values[slot] for _, slot in program.results]
+
+    def empty(self, k: int) -> Any:
+        """The stack of an output of no runs, by what the graph declares."""
+        item = self._outputs[k]
+        if item.dtype is None or item.shape is None:
+            expected = "a declared type and rank, as nothing ran"
+            raise ArgumentError(f"{item.name}: expected {expected}, got none")
+        extents = [n if isinstance(n, int) else 0 for n in item.shape]
+        return self._xp.empty((0, *extents), item.dtype)
+
+
+def _to(xp: Any, value: Any, host: bool) -> Any:
+    """A value on the host or the device."""
+    if xp is np:
+        return value
+    return each(partial(_array_to, xp, host), value)
+
+
+def _array_to(xp: Any, host: bool, array: Any) -> Any:
+    if isinstance(array, np.ndarray) == host:
+        return array
+    refuse_in_graph(xp, "a value of a loop or branch goes from host to device, or back")
+    return xp.asnumpy(array) if host else xp.asarray(array)
+
+
+def _flag(value: Any, name: str) -> bool:
+    if value.size != 1:
+        raise ArgumentError(f"{name}: expected one value, got shape {value.shape}")
+    return bool(value.reshape(-1)[0])
+
+
+def _control_runner(make: Callable[[Any], Run], host: frozenset[int]) -> Runner:
+    return Runner(make, host=host, follows=True, grows=True, keeps=True)
+
+
+def _expect(n: int, expected: int, what: str) -> None:
+    if n != expected:
+        raise ArgumentError(f"{what}: expected {expected}, got {n}")
+
+
+# ---- If ------------------------------------------------------------------------------------------
+
+
+def _if(node: Node) -> Runner:
+    parts = [_Part(node, name) for name in ("else_branch", "then_branch")]
+    for part in parts:
+        _expect(part.n_own, 0, "inputs of a branch")
+        _expect(len(part.graph.outputs), len(node.outputs), "outputs of a branch")
+    host = frozenset({0}).union(*(part.host_places(1) for part in parts))
+    return _control_runner(partial(_make_if, parts), host)
+
+
+def _make_if(parts: Sequence[_Part], xp: Any) -> Run:
+    return partial(_run_if, xp, [part.compile(xp) for part in parts])
+
+
+def _run_if(xp: Any, branches: Sequence[_Compiled], values: list[Any]) -> list[Any]:
+    branch = branches[_flag(values[0], "cond")]
+    return [_to(xp, result, False) for result in branch.run(values[1:])]
+
+
+# ---- Loop ----------------------------------------------------------------------------------------
+
+
+def _loop(node: Node) -> Runner:
+    body = _Part(node, "body")
+    n_states = len(node.inputs) - 2 - body.graph.n_captured
+    _expect(body.n_own, 2 + n_states, "inputs of the body")
+    if len(body.graph.outputs) < max(1 + n_states, len(node.outputs) + 1):
+        words = f"at least {max(n_states, len(node.outputs)) + 1}"
+        raise ArgumentError(f"outputs of the body: expected {words}")
+    make = partial(_make_loop, body, n_states)
+    return _control_runner(make, body.host_places() | {0, 1})
+
+
+def _make_loop(body: _Part, n_states: int, xp: Any) -> Run:
+    return partial(_run_loop, xp, body.compile(xp), n_states, len(body.graph.outputs))
+
+
+def _run_loop(
+    xp: Any, body: _Compiled, n_states: int, n_outputs: int, values: list[Any]
+) -> list[Any]:
+    most = None if values[0] is None else _number(values[0])
+    goes_on = values[1] is None or _flag(values[1], "cond")
+    states, captured = values[2 : 2 + n_states], values[2 + n_states :]
+    stacks: list[list[Any]] = [[] for _ in range(1 + n_states, n_outputs)]
+    condition, i = body.place(1, np.array(goes_on)), 0
+    while goes_on and (most is None or i < most):
+        results = body.run([np.array(i, np.int64), condition, *states, *captured])
+        if results[0] is not condition:
+            goes_on = _flag(_to(xp, results[0], True), "cond")
+            condition = body.place(1, np.array(goes_on))
+        states = results[1 : 1 + n_states]
+        for stack, result in zip(stacks, results[1 + n_states :], strict=True):
+            stack.append(_to(xp, result, False))
+        i += 1
+    scans = [
+        xp.stack(stack) if stack else body.empty(1 + n_states + k) for k, stack in enumerate(stacks)
+    ]
+    return [*(_to(xp, state, False) for state in states), *scans]
+
+
+def _number(value: Any) -> int:
+    if value.size != 1:
+        raise ArgumentError(f"M: expected one value, got shape {value.shape}")
+    return int(value.reshape(-1)[0])
+
+
+# ---- Scan ----------------------------------------------------------------------------------------
+
+_SCAN = {
+    "num_scan_inputs": int,
+    "scan_input_axes": Ints,
+    "scan_input_directions": Ints,
+    "scan_output_axes": Ints,
+    "scan_output_directions": Ints,
+    "directions": Ints,  # of inputs, in opset 8
+}
+
+
+class _Scan:
+    """How often and along which axes a body runs."""
+
+    def __init__(self, node: Node, body: _Part) -> None:
+        rest = {name: value for name, value in node.attributes.items() if name != "body"}
+        unknown = sorted(rest.keys() - _SCAN.keys())
+        if unknown:
+            raise ArgumentError(f"unknown attributes {shown(unknown)}")
+        known = check_attributes(rest, _SCAN)
+        self.is_old = (
+            node.version < 9
+        )  # whose first input has lengths, and whose arrays are batches
+        n_inputs = len(node.inputs) - body.graph.n_captured - self.is_old
+        if "num_scan_inputs" not in known:
+            raise ArgumentError("its attribute num_scan_inputs is missing")
+        self.n_scans = known["num_scan_inputs"]
+        self.n_states = n_inputs - self.n_scans
+        _expect(body.n_own, n_inputs, "inputs of the body")
+        if not (self.n_scans > 0 and 0 <= self.n_states <= len(body.graph.outputs)):
+            raise ArgumentError(f"num_scan_inputs={self.n_scans} does not fit its inputs")
+        _expect(len(body.graph.outputs), len(node.outputs), "outputs of the body")
+        n_stacks = len(node.outputs) - self.n_states
+        backward = known.get("scan_input_directions", known.get("directions", ()))
+        self.axes = _each_of(known.get("scan_input_axes", ()), self.n_scans, "scan_input_axes")
+        self.backward = _each_of(backward, self.n_scans, "scan_input_directions")
+        self.out_axes = _each_of(known.get("scan_output_axes", ()), n_stacks, "scan_output_axes")
+        self.out_backward = _each_of(
+            known.get("scan_output_directions", ()), n_stacks, "scan_output_directions"
+        )
+
+
+def _each_of(values: Ints, n: int, name: str) -> Ints:
+    """The values, or a 0 for each of n."""
+    if values and len(values) != n:
+        raise ArgumentError(f"{name}: expected {n} integers, got {len(values)}")
+    return values or (0,) * n
+
+
+def _scan(node: Node) -> Runner:
+    body = _Part(node, "body")
+    form = _Scan(node, body)
+    first = int(form.is_old)
+    host = body.host_places(first)
+    if form.is_old:
+        if node.inputs[0]:
+            raise ArgumentError("sequence_lens: expected none, got an input")
+        host = frozenset()
+    return _control_runner(partial(_make_scan, form, body), host)
+
+
+def _make_scan(form: _Scan, body: _Part, xp: Any) -> Run:
+    return partial(_run_batches if form.is_old else _run_scan, xp, body.compile(xp), form)
+
+
+def _run_scan(xp: Any, body: _Compiled, form: _Scan, values: list[Any]) -> list[Any]:
+    n = form.n_states
+    states, captured = values[:n], values[n + form.n_scans :]
+    scans = []
+    for x, axis, backward in zip(
+        values[n : n + form.n_scans], form.axes, form.backward, strict=True
+    ):
+        rows = _module_of(xp, x).moveaxis(x, axis_of(axis, x.ndim), 0)
+        scans.append(rows[::-1] if backward else rows)
+    lengths = {len(rows) for rows in scans}
+    if len(lengths) > 1:
+        raise ArgumentError(f"expected one length of what is scanned, got {sorted(lengths)}")
+    stacks: list[list[Any]] = [[] for _ in form.out_axes]
+    for t in range(lengths.pop()):
+        results = body.run([*states, *(rows[t] for rows in scans), *captured])
+        states = results[:n]
+        for stack, result in zip(stacks, results[n:], strict=True):
+            stack.append(_to(xp, result, False))
+    found = []
+    for k, (axis, backward) in enumerate(zip(form.out_axes, form.out_backward, strict=True)):
+        stack = stacks[k][::-1] if backward else stacks[k]
+        y = xp.stack(stack) if stack else body.empty(n + k)
+        found.append(xp.ascontiguousarray(xp.moveaxis(y, 0, axis_of(axis, y.ndim))))
+    return [*(_to(xp, state, False) for state in states), *found]
+
+
+def _module_of(xp: Any, x: Any) -> Any:
+    return np if isinstance(x, np.ndarray) else xp
+
+
+def _run_batches(xp: Any, body: _Compiled, form: _Scan, values: list[Any]) -> list[Any]:
+    """Scan each element of a batch, as opset 8 does."""
+    n = form.n_states + form.n_scans
+    own, captured = values[1 : 1 + n], values[1 + n :]
+    sizes = {len(x) for x in own}
+    if len(sizes) != 1 or 0 in sizes:
+        raise ArgumentError(f"expected one extent of batches, got {sorted(sizes)}")
+    rows = [_run_scan(xp, body, form, [*(x[b] for x in own), *captured]) for b in range(*sizes)]
+    return [xp.stack(column) for column in zip(*rows, strict=True)]
+
+
+# ---- SequenceMap ---------------------------------------------------------------------------------
+
+
+def _sequence_map(node: Node) -> Runner:
+    body = _Part(node, "body")
+    n_own = len(node.inputs) - body.graph.n_captured
+    _expect(body.n_own, n_own, "inputs of the body")
+    _expect(len(body.graph.outputs), len(node.outputs), "outputs of the body")
+    make = partial(_make_sequence_map, body, n_own)
+    return _control_runner(make, body.host_places())
+
+
+def _make_sequence_map(body: _Part, n_own: int, xp: Any) -> Run:
+    return partial(_run_sequence_map, xp, body.compile(xp), n_own, len(body.graph.outputs))
+
+
+def _run_sequence_map(
+    xp: Any, body: _Compiled, n_own: int, n_outputs: int, values: list[Any]
+) -> list[Any]:
+    if not isinstance(values[0], list):
+        raise ArgumentError("input_sequence: expected a sequence, got an array")
+    found: list[list[Any]] = [[] for _ in range(n_outputs)]
+    for inputs in _rows(values[:n_own], len(values[0])):
+        for items, result in zip(found, body.run([*inputs, *values[n_own:]]), strict=True):
+            items.append(_to(xp, result, False))
+    return found
+
+
+def _rows(values: Sequence[Any], n: int) -> Iterator[list[Any]]:
+    """The inputs of each run: an element of each sequence, and whole arrays."""
+    for value in values:
+        if isinstance(value, list) and len(value) != n:
+            raise ArgumentError(f"expected sequences of {n} arrays, got one of {len(value)}")
+    for i in range(n):
+        yield [value[i] if isinstance(value, list) else value for value in values]
+
+
+_FORMS = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}

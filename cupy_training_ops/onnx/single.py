@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Nodes by themselves: `call(node, [x, y])` gives the outputs of an onnx.NodeProto."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, OpError, pass_on, refuse, shown
+from ..registry import REGISTRY
+from .graph import EMPTY, Graph, Node, Problems, Value
+from .models import onnx_package, read_node
+from .runner import each, is_known, runner_of
+from .session import Session
+from .standard import NEWEST, TABLE
+
+
+def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[Any, ...]:
+    """Run one node, an onnx.NodeProto, on arrays by position; its outputs come back.
+
+    Inputs that a node leaves out are None. What an operator updates is updated. version: that of
+    the opset of the node's domain; the newest without.
+    """
+    if not hasattr(node, "op_type"):
+        refuse("call", "node", "an onnx.NodeProto", shown(node))
+    if not isinstance(inputs, list | tuple):
+        refuse("call", "inputs", "a list of arrays", shown(inputs))
+    problems = Problems("the node")
+    read = read_node(node, 0, {"" if node.domain == "ai.onnx" else node.domain: version}, problems)
+    problems.refuse()
+    if len(inputs) != len(node.input):
+        raise ArgumentError(f"{read.title}: expected {len(node.input)} inputs, got {len(inputs)}")
+    if len(read.inputs) > len(node.input):
+        around = ", ".join(read.inputs[len(node.input) :])
+        raise ArgumentError(
+            f"{read.title}: expected a node that reads its inputs alone, got one "
+            f"that reads {around}"
+        )
+    if not is_known(read):
+        return _run_as_graph(read, inputs)
+    run = runner_of(read).make(_module(inputs))
+    try:
+        with np.errstate(all="ignore"):
+            results = run(list(inputs))
+    except (OpError, MemoryError):
+        raise
+    except Exception as error:
+        pass_on(error)
+        raise ArgumentError(f"{read.title}: {error}") from error
+    return tuple(results)[: len(read.outputs)]
+
+
+def _run_as_graph(node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Run a node that is computed by others: those of its body, or of its own graphs."""
+    xp = _module(inputs)
+    feeds = {f"input {k}": value for k, value in enumerate(inputs) if value is not None}
+    values = tuple(_value(name, value) for name, value in feeds.items())
+    names = tuple(f"input {k}" if f"input {k}" in feeds else "" for k in range(len(inputs)))
+    outputs = tuple(Value(name, None, None) for name in node.outputs if name)
+    single = Node(node.op_type, node.domain, node.version, names, node.outputs, node.attributes)
+    found = Session(Graph((single,), values, outputs, {}), xp).run(feeds)
+    return tuple(found.get(name) for name in node.outputs)
+
+
+def _value(name: str, value: Any) -> Value:
+    """The declaration of an input, by its value."""
+    if isinstance(value, list):
+        return Value(name, value[0].dtype if value else None, None, is_sequence=True)
+    if value is EMPTY or not hasattr(value, "dtype"):
+        return Value(name, None, None)
+    return Value(name, value.dtype, tuple(value.shape))
+
+
+def _module(arrays: Sequence[Any]) -> Any:
+    """cupy if one of the arrays is CuPy's, else numpy."""
+    flat = [a for item in arrays for a in (item if isinstance(item, list) else [item])]
+    if any(type(array).__module__.partition(".")[0] == "cupy" for array in flat):
+        import cupy
+
+        return cupy
+    return np
+
+
+def reference_ops() -> list[type]:
+    """A class of each operator of upstream's domain, for ReferenceEvaluator(new_ops=...)."""
+    has = onnx_package().defs.has
+    names = {name for domain, name, _ in REGISTRY if domain == "com.microsoft"}
+    names |= {name for name in TABLE if "." not in name and not has(name)}
+    return [_reference(name) for name in sorted(names)]
+
+
+def _reference(name: str) -> type:
+    from onnx.reference.op_run import OpRun
+
+    def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        del attributes  # of the node, which has them
+        results = call(self.onnx_node, [each(np.copy, x) for x in inputs])
+        return tuple(each(np.asarray, result) for result in results)
+
+    return type(name, (OpRun,), {"op_domain": "com.microsoft", "_run": run})

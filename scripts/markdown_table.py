@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: MIT
+"""Tables of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def row_of(cells: Iterable[str]) -> str:
+    """One line."""
+    return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"
+
+
+def head_of(columns: Sequence[str]) -> str:
+    """Two lines."""
+    return f"{row_of(columns)}\n{'|---' * len(columns)}|"
+
+
+def table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """All of its lines."""
+    return "\n".join([head_of(columns), *map(row_of, rows)])
