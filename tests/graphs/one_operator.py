@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto, helper
 
 import cupy_training_ops as cto
@@ -139,17 +138,6 @@ def check_types(
 
 def is_double(array: np.ndarray | None) -> bool:
     return array is not None and array.dtype == np.float64
-
-
-def needs(op_type: str, inputs: Sequence[np.ndarray | None], **options: Any) -> None:
-    """Skip a test of an operator that nothing here runs."""
-    options.pop("trainable", None)
-    try:
-        cto.onnx.Session(model_of(op_type, inputs, **options))
-    except cto.ArgumentError as error:
-        if "unknown operator" in str(error):
-            pytest.skip("nothing here runs the operator")
-        raise
 
 
 def part(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
