@@ -54,12 +54,15 @@ SHAPES_OF_LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
 
 
 def rounding_of_sums(terms: Any, axes: Any, dtype: Any) -> Any:
-    """Rounding errors of sums of these terms, in float64 for float64 and in float32 for other
-    dtypes. 0 where terms are not finite."""
+    """Return tolerances of sums over `axes`: ROOT_TOLERANCE * sqrt(sum of terms^2).
+
+    Rounding errors of n terms add up like a random walk. Sums are float64 for float64, else
+    float32; the tolerance is 0 where terms are not finite.
+    """
     tolerance = ROOT_TOLERANCE["float64" if dtype == np.float64 else "float32"]
     with np.errstate(all="ignore"):
-        sizes = np.sqrt(np.square(terms, dtype=np.float64).sum(axes))
-    return tolerance * np.nan_to_num(sizes, posinf=0.0)
+        roots = np.sqrt(np.square(terms, dtype=np.float64).sum(axes))
+    return tolerance * np.nan_to_num(roots, posinf=0.0)
 
 
 @dataclass(frozen=True)
@@ -83,12 +86,12 @@ class Sample:
     slack: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
     def slacks(self, inputs: Sequence[Any], n: int) -> Iterator[Any]:
-        """Slack of each of n results beside its tolerance."""
+        """Yield each of n results' slack, which is added to its tolerance."""
         known = () if self.slack is None else self.slack(inputs)
         return islice(chain(known, repeat(0.0)), n)
 
     def comparable(self, result: Any) -> Any:
-        """View of a result on the host that is compared."""
+        """Return the view of a result on the host that is compared."""
         return result if self.view is None else self.view(result)
 
     @property

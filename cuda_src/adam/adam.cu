@@ -114,11 +114,11 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
             range_map::map_range<Tiling>(*this, first, end, n);
             return;
         }
-        keep(w, new_w, first, end);
-        keep(g, new_g, first, end);
-        keep(m, new_m, first, end);
-        keep(v, new_v, first, end);
-        copy.keep(first, end);
+        copy_through(w, new_w, first, end);
+        copy_through(g, new_g, first, end);
+        copy_through(m, new_m, first, end);
+        copy_through(v, new_v, first, end);
+        copy.copy_through(first, end);
     }
 };
 
@@ -247,13 +247,13 @@ struct CodedAdam {
         }
         const i64 block = n + first / CODED_BLOCK;
         const i64 last = n + (end + CODED_BLOCK - 1) / CODED_BLOCK;
-        keep(w, new_w, first, end);
-        keep(g, new_g, first, end);
-        keep(m, new_m, first, end);
-        keep(v, new_v, first, end);
-        keep(m, new_m, block, last);
-        keep(v, new_v, block, last);
-        copy.keep(first, end);
+        copy_through(w, new_w, first, end);
+        copy_through(g, new_g, first, end);
+        copy_through(m, new_m, first, end);
+        copy_through(v, new_v, first, end);
+        copy_through(m, new_m, block, last);
+        copy_through(v, new_v, block, last);
+        copy.copy_through(first, end);
     }
 };
 

@@ -48,7 +48,7 @@ __device__ __forceinline__ void store(E* to, i64 i, const A (&values)[N]) {
 
 // to[i] = from[i], first <= i < end, by this block; nothing where `to` is null or `from` itself.
 template <class E>
-__device__ __forceinline__ void keep(const E* from, E* to, i64 first, i64 end) {
+__device__ __forceinline__ void copy_through(const E* from, E* to, i64 first, i64 end) {
     if (!to || to == from) return;
 #pragma unroll 1
     for (i64 i = first + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
@@ -72,7 +72,9 @@ struct Copy {
         else
             parameter_update::store(reinterpret_cast<__half*>(to), i, w);
     }
-    __device__ void keep(i64 first, i64 end) const { parameter_update::keep(from, to, first, end); }
+    __device__ void copy_through(i64 first, i64 end) const {
+        parameter_update::copy_through(from, to, first, end);
+    }
 };
 
 // new_w[i + k] = weight[k], new_g[i + k] = delta[k], copy[i + k] = weight[k], k < N, each rounded;
@@ -181,9 +183,9 @@ struct Descent {
     }
     // new_w = w, new_g = g and the copy = its input in [first, end): a step that is skipped.
     __device__ __forceinline__ void stay(i64 first, i64 end) const {
-        parameter_update::keep(w, new_w, first, end);
-        parameter_update::keep(g, new_g, first, end);
-        copy.keep(first, end);
+        parameter_update::copy_through(w, new_w, first, end);
+        parameter_update::copy_through(g, new_g, first, end);
+        copy.copy_through(first, end);
     }
 };
 

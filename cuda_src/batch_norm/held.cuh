@@ -26,7 +26,7 @@ __device__ __forceinline__ void wait_but(int last) {
         wait_but<N - 1>(last);
 }
 
-// The lanes of a warp, with one channel; see `Over` in sums.cuh.
+// values[k][0] = its sum over the lanes of a warp, for each k; `Over` of sums.cuh, of one channel.
 template <class A>
 struct OverLanes {
     template <int K>

@@ -142,8 +142,11 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
             w[filter * of_filter + i] = lines[filter * TOTAL_CHANNELS * taps + i];
 }
 
-// w = sum over `count` parts: channels last if filters is 0, else taps last with
-// `filters` filters a block.
+// w = sum over `count` parts, by block number `block`. `summers` threads share a sum; for
+// joined_filters see write_lines_of_weights.
+//
+//     filters = 0   w[filter][tap][channel], channels last: write_lines_of_weights
+//     else          w[filter][channel][tap], `filters` filters a block: write_staged_weights
 template <class Tile>
 __device__ __forceinline__ void total_of_parts(const Acc<typename Tile::E>* parts,
                                                typename Tile::E* w, i32 count, i32 summers,

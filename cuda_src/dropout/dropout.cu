@@ -50,6 +50,7 @@ __device__ __forceinline__ KeyedDraw keyed_draw_of(const Either<2>& state, u32 l
     return {{philox::Keys(draw.sequence.key), draw.sequence.offset}, largest};
 }
 
+// y and the mask of one element, from x and its random word's choice.
 struct Forward {
     ACC scale;
     __device__ void operator()(ACC x, Choice drawn, ACC& y, Mark mask) const {
@@ -75,7 +76,8 @@ struct Backward {
 template <int TOTAL_NBYTES>
 constexpr int SLOTS = TOTAL_NBYTES / 16 / N_HELD;
 
-// bias_softmax_line and gradient_line for contiguous rows; `threads` threads share a row.
+// Softmax of data + bias and its dropout (bias_softmax_line) of contiguous rows of `length` elements;
+// `threads` threads share a row, and each has TOTAL_NBYTES of it in registers at a time.
 template <int TOTAL_NBYTES>
 __device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
                                                   const BiasRows& bias_rows,
@@ -86,6 +88,8 @@ __device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
     bias_softmax_line(line, RowThreads<ACC>{threads, of_warp}, data, bias, bias_rows, length, to);
 }
 
+// The gradient of bias_softmax_rows (gradient_line), with the same threads: dy, the mask and the
+// softmax's y give dx.
 template <int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const bool* mask, const T* y, T* dx,
                                               const Through<ACC>& through, i64 n_rows, i64 length,

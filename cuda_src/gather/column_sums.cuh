@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Sums of the entries that columns.cuh moves to buckets: a warp adds a bucket's in shared memory.
+// Sums of the entries that columns.cuh moves to buckets: a warp adds the entries of one bucket, which
+// has BUCKET_ROWS rows of one column of dX, in shared memory.
 #pragma once
 #include "gather/columns.cuh"
 
@@ -8,9 +9,10 @@ namespace cto::column_sums {
 using namespace columns;
 
 constexpr int SUM_BATCH = 8;                  // loads of a thread in flight together
-constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // a row's sums of SUM_COLUMNS columns: other banks
+constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // puts one row's sums of neighbouring columns in
+                                              // different banks of shared memory
 
-// The sums of one bucket.
+// The sums of one bucket: at[row] is that of row `row` of the bucket.
 template <class A>
 struct Sums {
     A at[PADDED_ROWS];

@@ -50,6 +50,7 @@ __device__ __forceinline__ __half to_half(E x) {
 }
 __device__ __forceinline__ __half to_half(bool x) { return from_acc<__half>(x ? 1.0f : 0.0f); }
 
+// Functions F of Each: y = the code of x, or the number of the code x.
 struct Binarize {
     __device__ void operator()(T x, bool& y) const { y = is_positive(x); }
 };
@@ -78,11 +79,13 @@ struct Each {
     }
 };
 
+// y[i] = F(x[i]), i < n_x: one element is one code. aligned: x and y begin at multiples of 16 bytes.
 template <class F, class Y>
 __device__ __forceinline__ void encode_elements(bool aligned, const T* x, Y* y, i64 n_x, i64 n_y) {
     map_vecs<EncodeElements>(aligned, x, y, n_x, n_y, Each<Y, F>{});
 }
 
+// y[i] = F(x[i]), i < n_y, as encode_elements; x are the codes.
 template <class F, class X>
 __device__ __forceinline__ void decode_elements(bool aligned, const X* x, T* y, i64 n_x, i64 n_y) {
     map_vecs<DecodeElements>(aligned, x, y, n_x, n_y, Each<T, F>{});

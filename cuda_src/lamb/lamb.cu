@@ -221,9 +221,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__di
     MOMENT* const new_m = array_of<MOMENT>(arrays, columns, 5, t);
     MOMENT* const new_v = array_of<MOMENT>(arrays, columns, 6, t);
     if (!by.update) {
-        keep(g, new_g, chunk.first, chunk.end);
-        keep(m, new_m, chunk.first, chunk.end);
-        keep(v, new_v, chunk.first, chunk.end);
+        copy_through(g, new_g, chunk.first, chunk.end);
+        copy_through(m, new_m, chunk.first, chunk.end);
+        copy_through(v, new_v, chunk.first, chunk.end);
         return;
     }
     const u32 first_chunk = sizes.first_chunk[t];
@@ -274,8 +274,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     array_of<u16>(arrays, columns, 4, t), is_bfloat16};
     const double lr = as_double(rate);
     if (as_i64(update) == 0 || !step::can_be_made(lr, as_double(loss_scale))) {
-        keep(w, new_w, chunk.first, chunk.end);
-        copy.keep(chunk.first, chunk.end);
+        copy_through(w, new_w, chunk.first, chunk.end);
+        copy.copy_through(chunk.first, chunk.end);
         return;
     }
     const ACC trusted = trusted_rate(rule, lr, norms[2 * t], norms[2 * t + 1]);

@@ -79,14 +79,16 @@ struct Walk {
         const i32 own = static_cast<i32>(thread);
         return !SHIFTED || own >= n_edges ? -1 : own < head ? own : own + in_slots;
     }
-    // The row whose copies begin while the current one is used.
+    // The row whose copies begin while the current one is used: with W > 1 each slot, once read, is
+    // replaced by that of the row `stages` later, in the same buffer; with W = 1 the next row is
+    // copied to the other of two buffers.
     __device__ i64 later() const { return row + (W > 1 ? rows.stages : 1) * step(); }
     __device__ void advance() {
         row += step();
         stage = stage + 1 < rows.stages ? stage + 1 : 0;
     }
-    // Waits for the current row's copies. With W = 1 also a barrier: other threads made some of the
-    // copies, and may still read the row before.
+    // Waits for the current row's copies; with W > 1 those of the row after it may go on. With W = 1
+    // also a barrier: other threads made some of the copies, and may still read the row before.
     __device__ __forceinline__ void arrive() const {
         if (W > 1 && rows.stages > 1) {
             async_copy::wait<1>();

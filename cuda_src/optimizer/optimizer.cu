@@ -169,5 +169,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (factor < 1)
         range_map::map_range<ClipTiling>(Clip{g, new_g, factor}, chunk.first, chunk.end, chunk.n);
     else
-        keep(g, new_g, chunk.first, chunk.end);
+        copy_through(g, new_g, chunk.first, chunk.end);
 }

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Bound calls: checked once, then only launched; inputs may stay open, values may change.
+"""Bound calls: checked once, then only launched.
+
+    bound = op.bound(rate, step, weights, ...)      # `...`: gradients are an open input
+    bound(gradients=g)                              # which each call passes by name
+    bound(gradients=g, rate=0.1)                    # and other values of host inputs
 
 Tensors on a GPU are compared with those of an earlier call all at once, by PyTorch's guards and by
 addresses, so that a call over hundreds of new ones costs little beside its launches.
@@ -115,7 +119,7 @@ class BoundCall(AtAddresses):
             )
 
     def __call__(self, **values: object) -> Any:
-        """Launch, with these values in place of bound ones; returns what the operator does."""
+        """Launch with these host values instead of the bound ones; return the results."""
         inputs, call = self._inputs, self.call
         self._unchanged.refuse_others()
         if values:
@@ -198,10 +202,7 @@ class OpenCall(AtAddresses):
             return foreign.give_back(call.launch(adopted, changing, foreign=foreign))
 
     def checked(self, **arguments: object) -> CheckedCall:
-        """Check the call with these arrays without launching it.
-
-        The result may be called repeatedly, as long as the arrays are the same.
-        """
+        """Check the call with these arguments; return an object that launches it, repeatedly."""
         values, changing = self._open_values(arguments)
         match = self._match(values)
         if match is not None:
@@ -222,7 +223,7 @@ class OpenCall(AtAddresses):
         return self
 
     def _match(self, values: Sequence[Any]) -> tuple[_PartialCall, Addresses] | None:
-        """Return the last call over tensors and the addresses of these values, if it fits them."""
+        """Return (the last call over tensors, addresses of these values) if it fits, else None."""
         form = self._forms.get(True)
         last = None if form is None else form.last
         addresses = None if last is None else last.match(values)
@@ -233,7 +234,7 @@ class OpenCall(AtAddresses):
         return last, addresses
 
     def _open_values(self, arguments: dict[str, object]) -> tuple[list[object], dict[str, object]]:
-        """Split arguments into open inputs, in declared order, and changing values."""
+        """Split arguments into open inputs, in declared order, and new values of closed ones."""
         others = self._op.declaration.other_inputs
         if others:
             arguments = by_declared_names(self._op.name, others, arguments)
@@ -245,7 +246,7 @@ class OpenCall(AtAddresses):
     def _fitting_form(
         self, values: Sequence[object]
     ) -> tuple[_ClosedInputs, Arguments, ForeignArrays]:
-        """Return closed inputs in the form that fits, all inputs, and notes of foreign arrays."""
+        """Return (closed inputs, all inputs, foreign arrays); tensors are native or converted."""
         bound = self._bound_arguments
         every = _fill(bound.inputs, bound.places, values)
         foreign = bound.op.foreign_arrays(every, bound.out)
@@ -254,6 +255,7 @@ class OpenCall(AtAddresses):
         return form, every, foreign
 
     def _form(self, is_native: bool) -> _ClosedInputs:
+        """Return the closed inputs as tensors, or converted to arrays; made on first use."""
         form = self._forms.get(is_native)
         if form is None:
             form = self._forms[is_native] = _ClosedInputs(self._bound_arguments, is_native)
@@ -261,7 +263,7 @@ class OpenCall(AtAddresses):
 
 
 class _ClosedInputs:
-    """The inputs that are not open, and a cache of checked calls with them.
+    """The closed inputs, and a cache of checked calls with them.
 
     is_native: tensors stay tensors; else they are converted to arrays over the same memory.
     """
@@ -287,7 +289,7 @@ class _ClosedInputs:
     ) -> tuple[_PartialCall, Sequence[Any]]:
         """Return a checked call, cached or new, and its open inputs adopted.
 
-        every: all inputs. foreign: notes which of them are other libraries'.
+        every: all inputs. foreign: which of them are other libraries'.
         """
         op, places = self._bound_arguments.op, self._bound_arguments.places
         adopted = [adopt_input(op.name, op.inputs[p], every[p], foreign) for p in places]
@@ -363,7 +365,12 @@ class _PartialCall:
         addresses: Addresses | None = None,
         foreign: ForeignArrays = NO_FOREIGN,
     ) -> Any:
-        """Run the call with values of open inputs; foreign: notes which are other libraries'."""
+        """Run the call and return the results.
+
+        values: open inputs, in declared order. changing: new values of closed host inputs, by name.
+        addresses: of open arrays, if known. foreign: which arrays are other libraries'; PyTorch's
+        among those that the call wrote get a new version, which autograd checks.
+        """
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
         inputs, out, arrays = call.unpack(inputs, self._out)
@@ -378,21 +385,24 @@ class _PartialCall:
         changing: Mapping[str, object],
         addresses: Addresses | None = None,
     ) -> CheckedCall:
-        """Check a call with these arguments without launching it."""
+        """Check a call with these arguments; return an object that launches it.
+
+        If kernels read the open arrays' addresses from tables, it does not reference these arrays.
+        """
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
         if self._saved is None or placed is None:
             saved = _save(call, inputs, self._out)
         else:
             places = call.prepared.changing
-            own = (inputs[p] if p in places else v for p, v in enumerate(self._saved[0]))
-            saved = (tuple(own), *self._saved[1:])
+            with_numbers = (inputs[p] if p in places else v for p, v in enumerate(self._saved[0]))
+            saved = (tuple(with_numbers), *self._saved[1:])
         return CheckedCall(self._op, call, saved, self._workspace, placed)
 
     def _place(
         self, values: Sequence[Any], changing: Mapping[str, object], addresses: Addresses | None
     ) -> tuple[Arguments, Placed | None]:
-        """Return all inputs, and a launch's addresses and tables; refuse overlapping memory.
+        """Return (all inputs, addresses and tables of the launch); refuse overlapping memory.
 
         addresses: of open arrays, flattened, if they are known.
         """
@@ -443,10 +453,10 @@ Saved = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays flattened, resu
 
 
 class CheckedCall(AtAddresses):
-    """A call over checked arrays; it takes new values of changing numbers, and returns None.
+    """A call over checked arrays, which launches them; numbers may have new values.
 
-    If kernels read addresses from tables, it launches at those of the check, and references no
-    open array: the caller keeps these alive.
+    If kernels read addresses from tables, it launches at the addresses of the check without
+    references to open arrays: the caller has to keep these alive.
     """
 
     def __init__(
@@ -473,20 +483,21 @@ class CheckedCall(AtAddresses):
         self.computed(**values)()
 
     def computed(self, **values: object) -> Callable[[], object]:
-        """Do all work before the first write, and return a function that writes.
+        """Cast numbers and get scratch memory; return a function that launches.
 
-        On the host that function is one call of C code, which no signal handler interrupts.
+        On the host it computes, and returns one call of C code that writes, which no signal
+        handler interrupts.
         """
         call, inputs = self._call, self._inputs
         if values:
             inputs = with_values(self._op, inputs, self._places, values)
-        own, arrays, results = call.values(inputs), self._arrays, self._results
+        numbers, arrays, results = call.values(inputs), self._arrays, self._results
         workspace: Any = self._workspace
         if call.records:
             call.refuse_gradients(arrays + results)
         if call.has_checks or workspace is not None:
-            workspace, own = call.check(inputs, arrays, results, workspace, own)
-        return call.compute(inputs, arrays, results, workspace, own, self._placed)
+            workspace, numbers = call.check(inputs, arrays, results, workspace, numbers)
+        return call.compute(inputs, arrays, results, workspace, numbers, self._placed)
 
 
 def _save(call: Call, inputs: Arguments, out: Arguments) -> Saved:
@@ -498,7 +509,11 @@ def _save(call: Call, inputs: Arguments, out: Arguments) -> Saved:
 def _save_closed(
     call: Call, inputs: Arguments, out: Arguments, places: Sequence[int]
 ) -> Saved | None:
-    """Return `_save` without open arrays, or None if the call needs more than their addresses."""
+    """Return `_save` with None for open arrays; None if the call needs more than addresses of them.
+
+    places: of open inputs. Addresses in tables suffice; arrays that kernels take themselves
+    (call.direct), and arrays that checks read, do not.
+    """
     if call.direct is None or call.makes_arrays or call.checks or call.check_numbers:
         return None
     values = call.prepared.changing
@@ -596,7 +611,7 @@ _ALIGNMENT = 16  # bytes; a key says whether an address has it
 
 
 class TensorGuard:
-    """A guard of open inputs: `match` compares values with those of an earlier call."""
+    """Comparison of open inputs with those of an earlier call, by metadata, without their keys."""
 
     def __init__(
         self, declared: Sequence[Input], call: Call, inputs: Arguments, places: Sequence[int]

@@ -79,7 +79,7 @@ class SplitStep:
         self._yielded: Yielded | None = None
 
     def run_forward(self, *inputs: object) -> tuple[Any, ...]:
-        """Run the function up to its YieldOp; the arrays that it yields there."""
+        """Run the function up to its YieldOp; return the arrays that it yields there."""
         with self._alone():
             self._end("new")
             generator = self._function(*inputs)
@@ -124,7 +124,7 @@ class SplitStep:
     def _resume(
         self, generator: Generator[object, object, object], sent: object
     ) -> tuple[bool, object]:
-        """True and what the function yields, or False and what it returns."""
+        """Return (True, the value that the function yields) or (False, its return value)."""
         with self._inside(generator):
             try:
                 return True, generator.send(sent)
@@ -137,7 +137,7 @@ class SplitStep:
 
     @contextlib.contextmanager
     def _inside(self, run: object) -> Iterator[None]:
-        """Let YieldOp know the function; errors that leave it get its name."""
+        """Make `run` the running function of YieldOp; add its name to errors."""
         runs = _running.__dict__.setdefault("runs", [])
         runs.append(run)
         try:
@@ -150,6 +150,7 @@ class SplitStep:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
+        """Raise ProviderError if another thread, or the function itself, is in a call."""
         turn = self._turn
         if turn.is_taken or not turn.lock.acquire(blocking=False):
             raise ProviderError(f"{_NAME}: {self._called}: it is running already")
@@ -162,7 +163,7 @@ class SplitStep:
 
 
 def _gradients(yielded: Yielded, gradients: Sequence[object]) -> tuple[object, ...]:
-    """The gradients for the function; refused where they do not fit the outputs."""
+    """Return the gradients to send to the function; refuse those that do not fit the outputs."""
     outputs = yielded.differentiable
     if len(gradients) != len(outputs):
         refuse(_NAME, "gradients", f"{len(outputs)}, one for each output", str(len(gradients)))
@@ -174,6 +175,10 @@ def _gradients(yielded: Yielded, gradients: Sequence[object]) -> tuple[object, .
 
 
 def _check(i: int, output: object, full: bool, gradient: object) -> object:
+    """Return gradients[i]; refuse another dtype, device or shape than the output's.
+
+    If its shape need not be `full`, it may be a scalar.
+    """
     name, wanted = f"gradients[{i}]", _info(f"outputs[{i}]", output)
     actual = _info(name, gradient)
     if actual.dtype != wanted.dtype:
@@ -188,7 +193,10 @@ def _check(i: int, output: object, full: bool, gradient: object) -> object:
 
 
 def _zeros(output: object, full: bool) -> object:
-    """Zeros in the place of a gradient, of the output's library."""
+    """Return a gradient of 0 for an output without one: of its shape if `full`, else a scalar.
+
+    It has the output's array library, dtype and device.
+    """
     like = _info("outputs", output)
     backend, shape = like.backend, like.shape if full else ()
     if backend.capturing(like.device):

@@ -97,16 +97,22 @@ def run(
 @click.argument("model", type=click.Path(exists=True, dir_okay=False))
 @click.argument("folder", type=click.Path(file_okay=False))
 @click.option("--loss", required=True, help=f"{', '.join(LOSSES)}, or the name of an output.")
+@click.option("--trainable", multiple=True, help="A parameter that is trained; all without this.")
 @click.option("--frozen", multiple=True, help="A parameter that is not trained.")
-@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="AdamW")
+@click.option(
+    "--optimizer", type=click.Choice(list(OPTIMIZERS)), default="AdamW", show_default=True
+)
+@click.option("--weight-decay", type=float, help="Of AdamW; 0.01 without this.")
 @click.option("--clip-norm", type=float, help="The largest norm of all gradients together.")
 @click.option("--prefix", default="", help="Of the artifacts' file names.")
 def make(
     model: str,
     folder: str,
     loss: str,
+    trainable: tuple[str, ...],
     frozen: tuple[str, ...],
     optimizer: str,
+    weight_decay: float | None,
     clip_norm: float | None,
     prefix: str,
 ) -> None:
@@ -115,15 +121,18 @@ def make(
     FOLDER gets the files that ONNX Runtime's generate_artifacts writes: `onnx FOLDER` lists and
     trains them.
     """
+    numbers = {} if weight_decay is None else {"weight_decay": weight_decay}
     with reading(model):
         make_artifacts(
             model,
             folder,
             loss=loss,
+            trainable=trainable or None,
             frozen=frozen,
             optimizer=optimizer,
             clip_norm=clip_norm,
             prefix=prefix,
+            **numbers,
         )
     say(f"{folder}: {', '.join(prefix + name for name in FILES)}")
 

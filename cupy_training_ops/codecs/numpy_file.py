@@ -58,7 +58,7 @@ class Stored:
     name: str  # in messages
     open: Callable[[], AbstractContextManager[BinaryFile]]
     end: int  # position after its bytes
-    is_sealed: bool  # in an archive, with a checksum
+    is_in_archive: bool  # a member of a .npz, compressed or not, with a checksum
 
     def is_array(self) -> bool:
         """Return True if it is an array: an archive may contain other files."""
@@ -66,7 +66,7 @@ class Stored:
             return stream.read(len(_NPY)) == _NPY
 
     def header(self) -> Header:
-        """Return shape and type; refuse a file with fewer bytes."""
+        """Return shape, dtype and order; refuse a file with fewer bytes than they need."""
         if not self.is_array():
             raise ArgumentError(f"{self.name} is no array")
         with refuse_damage(self.name), self.open() as stream:
@@ -80,14 +80,17 @@ class Stored:
             raise ArgumentError(f"{self.name}: holds Python objects, which are never loaded")
         with refuse_damage(self.name), self.open() as stream:
             array: NumpyArray = npy.read_array(stream, allow_pickle=False)
-            if self.is_sealed and stream.read(1):  # reading to the end compares the checksum
+            if self.is_in_archive and stream.read(1):  # reading to the end compares the checksum
                 raise ValueError("it goes on after its elements")
         return array
 
     def map(self) -> NumpyArray:
-        """Map the array's memory from the file, or read it if that is not possible."""
+        """Map the array from the file; read it if it is in an archive, empty or cannot be mapped.
+
+        An array of Python objects is refused, by `read`.
+        """
         header = self.header()
-        if self.is_sealed or header.dtype.hasobject or not _nbytes(header):
+        if self.is_in_archive or header.dtype.hasobject or not _nbytes(header):
             return self.read()
         with refuse_damage(self.name), self.open() as stream:
             _header(stream)
@@ -151,12 +154,12 @@ def _array(stream: BinaryFile, name: str) -> Stored:
         stream.seek(start)
         yield stream
 
-    return Stored(name, open_at_start, end, is_sealed=False)
+    return Stored(name, open_at_start, end, is_in_archive=False)
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Stored:
     label = f"{name}: member {cut(member.filename.removesuffix('.npy'))}"
-    return Stored(label, lambda: archive.open(member), member.file_size, is_sealed=True)
+    return Stored(label, lambda: archive.open(member), member.file_size, is_in_archive=True)
 
 
 def _header(stream: BinaryFile) -> Header:

@@ -93,7 +93,7 @@ class ReadyPlan:
         self.direct = frozenset(p for _, places, _ in ready for p in places if isinstance(p, int))
         self.has_tables = bool(self._arguments.tables)
         in_row = sorted(self.direct)  # others are in tables, on the host, or unused
-        self._pick = None if len(in_row) == n_arrays else getter(in_row)
+        self._pick = None if len(in_row) == n_arrays else getter(in_row)  # direct of all arrays
         starts = self._arguments.starts(len(in_row))
         self._constants = tuple(self._arguments.constants)
         self._pieces = tuple(self._arguments.scratch)
@@ -106,9 +106,11 @@ class ReadyPlan:
             (*run, getter(row), step) for (run, _, step), row in zip(ready, rows, strict=True)
         ]
         self._queued = self._as_packed(len(in_row), rows)
+        # The only item if all steps are kernels.
         alone = self._queued[0] if self._queued and len(self._queued) == 1 else None
         self._packed = alone if isinstance(alone, Packed) else None
         queued = self._queued
+        # True if a step needs array objects, not only addresses.
         self.takes_objects = queued is None or any(type(each) is not Packed for each in queued)
 
     def _as_packed(
@@ -159,8 +161,8 @@ class ReadyPlan:
     ) -> None:
         """Queue all steps on the current device and stream.
 
-        objects: the call's arrays, then results, if it `takes_objects`. addresses: theirs.
-        scratch, tables, values: from the methods of these names.
+        objects: the call's arrays, then results, if it `takes_objects`. addresses: of the same.
+        scratch, tables, values: results of `scratch`, `tables_at` and `values`.
         """
         pick = self._pick
         if self._queued is None:
@@ -461,7 +463,14 @@ class _Block(NamedTuple):
 
 
 class Packed:
-    """Launches over one row of values: words, constants, and new values of each call."""
+    """Launches whose arguments are in one block of memory, filled at each call.
+
+        block       words | constants | new values | addresses of each launch's arguments
+        words       addresses of arrays and scratch memory
+        new values  tables of addresses, and arguments that depend on changing numbers
+
+    The driver's launch reads the arguments at those addresses.
+    """
 
     def __init__(
         self,
@@ -489,8 +498,8 @@ class Packed:
     ) -> None:
         """Queue all launches, or none: no signal handler runs in between.
 
-        Until its last launch a call owns its block: other threads, and calls in between, use other
-        blocks.
+        A call takes its block from the free ones until its last launch, so that other threads and
+        nested calls use other blocks.
         """
         try:
             block = self._free.pop()

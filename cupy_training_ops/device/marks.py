@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Marks: notes that are made together with the writes of a call, without a signal in between.
+"""Marks: flags that are set together with the writes of a call, without a signal in between.
 
 Python runs signal handlers only between its own instructions, never between functions that C code
-calls in turn, as list(map(...)) does. So the caller of an interrupted call knows whether it wrote.
+calls in turn:
+
+    list(map(call, [launch, partial(setattr, state, "is_torn", True)]))
+
+sets the flag exactly if it has launched. So the caller of an interrupted call knows if it wrote.
 """
 
 from __future__ import annotations
@@ -14,18 +18,18 @@ from threading import get_ident
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
-Note = Callable[[], object]  # implemented in C, such as a partial of setattr
+Note = Callable[[], object]  # a function implemented in C, such as a partial of setattr
 
 
 class Marks(NamedTuple):
-    """Notes to be made after the first write of a call, and after the last."""
+    """Functions that a call runs after its first write, and after its last."""
 
     first: tuple[Note, ...] = ()
     last: tuple[Note, ...] = ()
 
 
 NO_MARKS = Marks()
-waiting: dict[int, Marks] = {}  # for the next call of an operator, by thread
+waiting: dict[int, Marks] = {}  # of the next operator call of each thread
 
 
 def _forget_other_threads() -> None:
@@ -38,7 +42,7 @@ os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 def call_with_marks(marks: Marks, function: Callable[..., T], *args: object) -> T:
-    """Call a function, whose first call of an operator makes these marks."""
+    """Call a function; the first operator call in it takes these marks, by `own_marks`."""
     thread = get_ident()
     try:
         waiting[thread] = marks
@@ -49,20 +53,20 @@ def call_with_marks(marks: Marks, function: Callable[..., T], *args: object) -> 
 
 
 def own_marks() -> Marks:
-    """Take the marks of the current call."""
+    """Return this operator call's marks, which `call_with_marks` passed, and clear them."""
     return waiting.pop(get_ident(), NO_MARKS) if waiting else NO_MARKS
 
 
 def in_turn(writes: Sequence[Callable[[], object]], marks: Marks = NO_MARKS) -> None:
-    """Call C functions and notes in turn, without a signal handler in between."""
+    """Call writes, which are C functions, and marks in turn, without a signal in between."""
     make_all((*writes[:1], *marks.first, *writes[1:], *marks.last))
 
 
 def at_once(writes: Sequence[Callable[[], object]]) -> None:
-    """Make writes in turn, with the marks of the current call."""
+    """Call writes in turn, with the marks of the current operator call."""
     in_turn(writes, own_marks())
 
 
 def make_all(calls: Sequence[Callable[[], object]]) -> None:
-    """Call functions in turn, from C."""
+    """Call functions in turn, from C code."""
     list(map(call, calls))

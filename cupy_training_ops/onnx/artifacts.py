@@ -61,7 +61,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, float], tuple[str, ...]]] = {
 
 
 class Artifacts(NamedTuple):
-    """What a training session needs: three models and a checkpoint."""
+    """Three models and a checkpoint, which a training session is opened from."""
 
     training: Proto
     evaluation: Proto

@@ -350,7 +350,7 @@ def node_proto(node: Node) -> Proto:
         if isinstance(value, Graph):
             value = value.source
         elif isinstance(value, np.ndarray):
-            value = tensor_of(onnx, name, value)
+            value = tensor_of(name, value)
         kind = int(known.type) if known is not None and value == () else None
         result.attribute.append(onnx.helper.make_attribute(name, value, attr_type=kind))
     return result

@@ -26,7 +26,7 @@ from ..dtypes import FLOAT32, Dtype, HostArray
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse
 from .graph import Extent, Graph, Node, Problems, Value, may_repeat_to, subgraphs
 from .models import dtype_or_none, onnx_package
-from .passes import ACCUMULATORS
+from .passes import ACCUMULATORS, STATE
 from .runner import Run, Runner, declared_places
 from .standard.elementwise import refuse_zeros
 from .stored import BY_DTYPE, graph_dtype, type_name
@@ -106,7 +106,7 @@ class Labels:
             if node.op_type in BY_LABELS
         }
         self._feeds = {loss: feed for loss, feed in feeds.items() if feed in names}
-        self._losses = [node for node in graph.nodes if node.outputs[0] in self._feeds]
+        self._losses = [node for node in graph.nodes if self._feeds.keys() & node.outputs[:1]]
         self._ranges: dict[str, tuple[int, int] | None] = {}  # by the loss's output
         self.classes: dict[str, int] = {}  # how many the last run had, by the loss's output
 
@@ -260,6 +260,9 @@ def check_types(
             for part in subgraphs(node).values():
                 check_types(part, {}, problems, on_host, part_types(node, part, known))
             dtypes = output_types(node, known, runners[i].op if i in runners else None)
+            refuse_types = runners[i].refuse_types if i in runners else None
+            if refuse_types is not None:
+                refuse_types([known.get(name) for name in node.inputs])
         except OpError as error:
             problems.add(node.title, error)
         for k, name in enumerate(node.outputs):
@@ -433,7 +436,7 @@ def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
     n_captured = max((part.n_captured for part in subgraphs(node).values()), default=0)
     own = node.inputs[: len(node.inputs) - n_captured]
     for k, name in enumerate(own if schema.inputs else ()):
-        if name in known:
+        if name in known and not name.endswith(STATE):
             _bind(node, schema, k, known[name], bound)
     only = {name: _dtype_of(*kinds) for name, kinds in schema.allowed.items() if len(kinds) == 1}
     return [_output_type(node, schema, k, {**only, **bound}) for k in range(len(node.outputs))]

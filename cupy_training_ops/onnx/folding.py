@@ -2,6 +2,8 @@
 """Nodes over constants replaced by what they compute, so that more is known of a graph.
 
 s = Shape(x); n = Gather(s, 0); t = Concat(n, [-1])    becomes, for x of shape (4, 3), t = [4, -1]
+
+Of an x of shape ("n", 3) it stays, but Resize(x, sizes=[n, 6]) is known to have shape ("n", 6).
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ import numpy as np
 
 from ..dtypes import HostArray
 from ..errors import OpError
-from .graph import Graph, Node
+from .graph import Extent, Graph, Node
 from .passes import DRAWING
 from .runner import runner_of
+from .standard.randoms import DRAWN
 
 MOST = 4096  # elements of a result
+MOST_AXES = 16  # of a shape
+RESHAPING = {"Reshape": 1, "Resize": 3}  # operators by the input that says the result's shape
+Extents = tuple[Extent, ...]
 
 
 def fold(graph: Graph, parameters: Collection[str]) -> Graph:
@@ -32,12 +38,74 @@ def fold(graph: Graph, parameters: Collection[str]) -> Graph:
             nodes.append(node)
         else:
             made[node.outputs[0]] = known[node.outputs[0]] = result
-    return replace(graph, nodes=tuple(nodes), constants={**graph.constants, **made})
+    folded = replace(graph, nodes=tuple(nodes), constants={**graph.constants, **made})
+    return replace(folded, shapes={**graph.shapes, **_shapes_of_results(folded)})
+
+
+# ---- lists of extents, some of which are names ---------------------------------------------------
+
+
+def _shapes_of_results(graph: Graph) -> dict[str, Extents]:
+    """The shapes of what is resized and reshaped to extents that the graph computes."""
+    lists: dict[str, Extents] = {}
+    for name, array in graph.constants.items():
+        if array.dtype.kind == "i" and array.ndim < 2 and array.size <= MOST_AXES:
+            lists[name] = tuple(map(int, array.reshape(-1)))
+    shapes = {}
+    for node in filter(_has_one_result, graph.nodes):
+        extents = _list(node, graph, lists)
+        if extents is not None:
+            lists[node.outputs[0]] = extents
+        place = RESHAPING.get(node.op_type, len(node.inputs))
+        wanted = lists.get(node.inputs[place]) if place < len(node.inputs) else None
+        if wanted and all(n is not None and n not in (0, -1) for n in wanted):
+            shapes[node.outputs[0]] = wanted
+    return {name: shape for name, shape in shapes.items() if _is_news(graph, name, shape)}
+
+
+def _has_one_result(node: Node) -> bool:
+    return node.is_standard and len(node.outputs) == 1 and bool(node.inputs)
+
+
+def _is_news(graph: Graph, name: str, shape: Extents) -> bool:
+    """Return True of a shape that says no less than the model does."""
+    known = graph.shapes.get(name)
+    if known is None or len(known) != len(shape):
+        return known is None
+    return all(n == m or not isinstance(n, int) for n, m in zip(known, shape, strict=True))
+
+
+def _list(node: Node, graph: Graph, lists: Mapping[str, Extents]) -> Extents | None:
+    """The extents that a node makes of others; None where they are not known."""
+    if node.op_type == "Shape":
+        shape = graph.shapes.get(node.inputs[0])
+        first, end = node.attributes.get("start", 0), node.attributes.get("end")
+        return None if shape is None else shape[first:end]
+    operands = [lists.get(name) for name in node.inputs]
+    if None in operands:
+        return None
+    x, *rest = [each for each in operands if each is not None]
+    if node.op_type == "Cast" or (node.op_type in ("Squeeze", "Unsqueeze") and len(x) == 1):
+        return x
+    if node.op_type == "Concat":
+        return tuple(n for each in operands if each is not None for n in each)
+    numbers = [n for each in rest for n in each if isinstance(n, int)]
+    if len(numbers) < sum(map(len, rest)):
+        return None
+    if node.op_type == "Gather" and all(-len(x) <= i < len(x) for i in numbers):
+        return tuple(x[i] for i in numbers)
+    if node.op_type == "Slice" and len(numbers) == len(rest) and 0 not in numbers[3:]:
+        return x[numbers[0] : numbers[1] : numbers[3] if len(numbers) > 3 else 1]
+    return None
+
+
+# ---- what nodes compute --------------------------------------------------------------------------
 
 
 def _result(node: Node, graph: Graph, known: Mapping[str, HostArray]) -> HostArray | None:
     """What a node computes; None where that is not known, much, or fails, as it will as it runs."""
-    if not node.is_standard or node.op_type in DRAWING or len(node.outputs) != 1:
+    draws = node.op_type in DRAWING or node.op_type in DRAWN
+    if not node.is_standard or draws or len(node.outputs) != 1:
         return None
     if node.op_type == "Shape":
         shape = graph.shapes.get(node.inputs[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Models: read as a Graph from a file, bytes or a protobuf, and written for inference.
+"""Models: read as a Graph from a file, bytes or a protobuf.
 
 No code of a model's is run, and what is read is bounded: a file by its size, an array by the bytes
 that are there for it. No file is opened outside the model's folder.
@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 
 from .. import limits
-from ..codecs.atomic_file import atomic_write
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes, subgraphs
-from .passes import STATE, split_sequences, without_constants
+from .passes import split_sequences, without_constants
 from .standard import NEWEST
 from .stored import BY_DTYPE, graph_dtype, nbytes_of, unpack
 
@@ -82,7 +81,7 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
     except Exception as error:  # of ONNX's C++ code
         pass_on(error)
         raise ArgumentError(f"{name}: its shapes cannot be inferred: {error}") from None
-    _keep_if(light.graph.initializer, lambda item: _text(item.name) not in arrays)
+    keep_if(light.graph.initializer, lambda item: _text(item.name) not in arrays)
     added = dict(_initializers(light.graph, folder, problems))  # by the conversion
     graph = _graph(light, {**arrays, **added}, problems)
     whole = split_sequences(without_constants(graph, problems))
@@ -492,126 +491,15 @@ def dtype_or_none(name: str | int) -> Dtype | None:
         return None
 
 
-# ---- for inference: without the loss, with the parameters ----------------------------------------
-
-_OF_LOSS = re.compile(r"onnx::.*::\d+")  # what generate_artifacts calls what it adds
-
-
-def model_outputs(graph: Graph, known: Iterable[str] | None = None) -> tuple[str, ...]:
-    """The outputs of a model beside its loss; else the values that its loss is computed of.
-
-    known: the inputs that there are, without which nothing else can be computed.
-    """
-    if known is not None:
-        computed = _computable(graph, set(known))
-        names = [item.name for item in graph.outputs if item.name in computed]
-    else:
-        names = [item.name for item in graph.outputs if not _OF_LOSS.fullmatch(item.name)]
-    return tuple(names) or _under_loss(graph)
-
-
-def _computable(graph: Graph, known: set[str]) -> set[str]:
-    known |= {"", *graph.constants}
-    for node in graph.nodes:
-        if known.issuperset(node.inputs):
-            known.update(node.outputs)
-    return known
-
-
-def _under_loss(graph: Graph) -> tuple[str, ...]:
-    loss = [node for node in graph.nodes if all(map(_OF_LOSS.fullmatch, node.outputs))]
-    inside = {name for node in loss for name in node.outputs}
-    outside = {name for node in graph.nodes for name in node.outputs} - inside
-    scores = dict.fromkeys(name for node in loss for name in node.inputs if name in outside)
-    if not scores:
-        raise ArgumentError("the eval model does not show what its loss is computed of: name it")
-    return tuple(scores)
-
-
-def part_of(graph: Graph, names: Sequence[str]) -> Graph:
-    """The part of a graph that computes these values."""
-    nodes = makers_of(graph.nodes, names)
-    wanted = {name for node in nodes for name in node.inputs}
-    inputs = tuple(item for item in graph.inputs if item.name in wanted)
-    constants = {n: a for n, a in graph.constants.items() if n in wanted}
-    values = {item.name: item for item in graph.outputs}
-    template = graph.outputs[0]
-    outputs = tuple(
-        values.get(n, template._replace(name=n, dtype=graph.types.get(n), shape=None))
-        for n in names
-    )
-    return replace(graph, nodes=nodes, inputs=inputs, outputs=outputs, constants=constants)
-
-
-def makers_of(nodes: Sequence[Node], names: Iterable[str]) -> tuple[Node, ...]:
-    """The nodes that make these values, in their order."""
-    wanted, makers = set(names), []
-    for node in reversed(nodes):
-        if wanted.intersection(filter(None, node.outputs)):
-            wanted.update(node.inputs)
-            makers.append(node)
-    missing = sorted(set(names) - {o for node in makers for o in node.outputs})
-    if missing:
-        raise ArgumentError(f"export: outputs: nothing makes {cut(', '.join(missing))}")
-    return tuple(reversed(makers))
-
-
-def write_part(
-    graph: Graph,
-    model: Any,
-    arrays: Mapping[str, HostArray],
-    outputs: Sequence[str] | None,
-    path: Path,
-    sync: bool,
-) -> None:
-    """Write the model cut at `outputs`, with these arrays for inputs and constants."""
-    onnx = onnx_package()
-    names = tuple(outputs) if outputs is not None else model_outputs(graph)
-    nodes = [Node(n.op_type, n.domain, 1, _reads(n), (*n.output,)) for n in model.graph.node]
-    inside = {name for node in makers_of(nodes, names) for name in node.outputs if name}
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    _keep_if(copy.graph.node, lambda node: inside.intersection(node.output))
-    _cut_statistics(copy.graph.node)
-    wanted = {name for node in copy.graph.node for name in _reads(node)}
-    known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
-    del copy.graph.output[:]
-    unknown = onnx.helper.make_empty_tensor_value_info  # whose type is inferred
-    copy.graph.output.extend(known.get(n) or unknown(n) for n in names)
-    _keep_if(copy.graph.input, lambda item: item.name in wanted and item.name not in arrays)
-    _keep_if(copy.graph.value_info, lambda item: item.name in inside - set(names))
-    _keep_if(copy.graph.initializer, lambda item: item.name in wanted and item.name not in arrays)
-    for name, array in arrays.items():
-        if name in wanted and not name.endswith(STATE):
-            copy.graph.initializer.append(tensor_of(onnx, name, array))
-    data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
-    with atomic_write(path, sync) as stream:
-        stream.write(data)
-
-
-def _reads(node: Proto) -> tuple[str, ...]:
-    """The inputs of a node, and all names that its subgraphs read, their own among them."""
-    parts = [item.g for item in node.attribute if item.HasField("g")]
-    inner = [name for part in parts for each in part.node for name in _reads(each)]
-    return (*node.input, *inner, *(item.name for part in parts for item in part.output))
-
-
-def _cut_statistics(nodes: Iterable[Any]) -> None:
-    """Upstream's eval models name running statistics that a BatchNormalization gives in training
-    alone; runtimes refuse that."""
-    for node in nodes:
-        is_training = any(item.name == "training_mode" and item.i for item in node.attribute)
-        if node.op_type == "BatchNormalization" and not is_training:
-            del node.output[1:]
-
-
-def tensor_of(onnx: Any, name: str, array: HostArray) -> Proto:
+def tensor_of(name: str, array: HostArray) -> Proto:
     """An array as ONNX writes it."""
-    kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-    return onnx.helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)
+    helper = onnx_package().helper
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)
 
 
-def _keep_if(items: Any, is_wanted: Callable[[Any], object]) -> None:
+def keep_if(items: Any, is_wanted: Callable[[Any], object]) -> None:
+    """Remove the other items of a protobuf's list."""
     rest = [item for item in items if is_wanted(item)]
     del items[:]
     items.extend(rest)

@@ -22,6 +22,7 @@ from ..dtypes import HostArray
 from ..errors import ArgumentError
 from ..registry import REGISTRY
 from .graph import Graph, Node, Problems, check_attributes, subgraphs
+from .standard.randoms import DRAWN, seed_bits
 
 SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}  # pools by their gradients
 N_INPUTS = {"MaxPoolGrad": 2, "AveragePoolGrad": 1}  # without the shape
@@ -32,7 +33,7 @@ SHARED = -1  # of a node that several accumulators need, or an output
 STATE = "::random"  # of the name of one that is the state of a node's random numbers
 DRAWING = frozenset(  # operators that draw random numbers
     name for (_, name, _), cls in REGISTRY.items() if any(i.name == "state" for i in cls.inputs)
-)
+).union(DRAWN)
 CONSTANTS = {
     "value": HostArray,
     "value_float": float,
@@ -110,15 +111,21 @@ def _seed_of(node: Node, key: int) -> int:
     """A node's own seed, or else the session's."""
     if node.op_type not in DRAWING or "seed" not in node.attributes:
         return key
-    return int(check_attributes({"seed": node.attributes["seed"]}, {"seed": int})["seed"]) % 2**64
+    kind = float if node.op_type in DRAWN else int
+    seed = check_attributes({"seed": node.attributes["seed"]}, {"seed": kind})["seed"]
+    return seed_bits(seed) if node.op_type in DRAWN else int(seed) % 2**64
 
 
 def _state_place(node: Node) -> int | None:
     """The place of the state among a node's inputs; None of nodes that draw nothing."""
-    if node.op_type not in DRAWING or not node.outputs or (node.is_standard and node.version < 12):
+    if node.op_type not in DRAWING or not node.outputs:
         return None
-    cls = next(cls for (_, name, _), cls in REGISTRY.items() if name == node.op_type)
-    place = next(i for i, item in enumerate(cls.inputs) if item.name == "state")
+    place = DRAWN.get(node.op_type)
+    if place is None:
+        if node.is_standard and node.version < 12:
+            return None
+        cls = next(cls for (_, name, _), cls in REGISTRY.items() if name == node.op_type)
+        place = next(i for i, item in enumerate(cls.inputs) if item.name == "state")
     return place if len(node.inputs) <= place else None
 
 

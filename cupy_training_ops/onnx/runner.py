@@ -16,6 +16,7 @@ import numpy as np
 
 from ..call.op import Op
 from ..declare.schema import Input, gives
+from ..dtypes import Dtype
 from ..errors import ArgumentError, cut
 from ..registry import REGISTRY
 from .graph import EMPTY, Node, check_attributes
@@ -56,6 +57,7 @@ class Runner:
     updates: frozenset[int] = frozenset()  # inputs that are written in place, whoever else has them
     keeps: bool = False
     overwrites: tuple[int, ...] = ()  # inputs of the first result's type and, if largest, shape
+    refuse_types: Callable[[Sequence[Dtype | None]], None] | None = None  # of inputs
     op: Op | None = None
 
 
@@ -108,12 +110,14 @@ def _table_runner(node: Node, item: Standard) -> Runner:
         lambda xp: partial(_run_function, partial(item.function, xp, **attributes)),
         host=frozenset(item.host),
         makes_host=frozenset({0} if item.shapes_only and not item.grows else ()),
-        follows=not item.shapes_only,
+        follows=not (item.shapes_only or item.updates),
         shapes_only=item.shapes_only,
         grows=item.grows,
         views=dict.fromkeys(range(len(node.outputs)), 0) if item.view else {},
         keeps=item.keeps,
         overwrites=item.overwrites,
+        updates=frozenset(item.updates),
+        refuse_types=partial(item.refuse_types, attributes) if item.refuse_types else None,
     )
 
 

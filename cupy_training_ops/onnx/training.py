@@ -20,7 +20,8 @@ from ..errors import ArgumentError, cut, refuse, shown
 from .checkpoint import FILES, Checkpoint, Group, checkpoint_files, read_checkpoint
 from .checks import BUFFER, refuse_unsummed
 from .graph import Graph
-from .models import Source, model_outputs, part_of, write_part
+from .models import Source
+from .parts import model_outputs, part_of, write_part
 from .session import Notes, Session
 from .training_state import Point, Transactional, exclusive, read_state, write_state
 
@@ -148,7 +149,7 @@ class TrainingSession(Transactional):
         arrays = NUMBERS if graph else ()
         self._optimizer = None if optimizer is None else Session(optimizer, xp, arrays=arrays)
         self._load_checkpoint(checkpoint)
-        self.properties = checkpoint.properties
+        self.properties = dict(checkpoint.properties)
         self._training.extents.names_hold = True  # extents of one name have to be equal
         if self._eval is not None:
             self._eval.extents.names_hold = True

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import Dtype, HostArray
+from ..dtypes import Dtype
 from ..errors import pass_on
 from .graph import Graph, Node, Value
-from .models import MOST_ELEMENTS, onnx_package, value_of
+from .models import MOST_ELEMENTS, onnx_package, tensor_of, value_of
 
 IR_VERSION = 9  # that onnxruntime-training 1.19.2 reads
 OTHER_OPSET = 1  # of domains beside ONNX's own
@@ -28,7 +28,7 @@ def model_of(graph: Graph, name: str) -> Any:
         name,
         [_value(helper, item) for item in graph.inputs],
         [_value(helper, item) for item in graph.outputs],
-        [_tensor(helper, key, array) for key, array in graph.constants.items()],
+        [tensor_of(key, array) for key, array in graph.constants.items()],
         value_info=_known_values(helper, graph),
     )
     opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
@@ -57,7 +57,7 @@ def with_inferred(graph: Graph) -> Graph:
 
 def _node(helper: Any, node: Node) -> Any:
     attributes = {
-        key: _tensor(helper, "", value) if isinstance(value, np.ndarray) else value
+        key: tensor_of("", value) if isinstance(value, np.ndarray) else value
         for key, value in node.attributes.items()
     }
     proto = helper.make_node(
@@ -86,8 +86,3 @@ def _known_values(helper: Any, graph: Graph) -> list[Any]:
 
 def _number(helper: Any, dtype: Dtype | None) -> int:
     return 0 if dtype is None else helper.np_dtype_to_tensor_dtype(dtype)
-
-
-def _tensor(helper: Any, name: str, array: HostArray) -> Any:
-    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-    return helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gradients that become means over ranks in buckets, while others are still computed."""
+"""All-reduce of gradients in buckets, which overlaps the rest of the backward pass."""
 
 from __future__ import annotations
 
@@ -28,31 +28,33 @@ from .state import Places
 NAME = "GradientBuckets"
 MEGABYTE = 1e6
 _GRADIENTS = EVERY[:1]
-_LAST = 4e6  # bytes for which the last bucket has room
-_MAX_PATTERNS = 256  # buckets, and what of them has gradients
+_LAST = 4e6  # bytes of the last bucket, at most
+_MAX_PATTERNS = 256  # cached operators, one for each bucket and subset of it with gradients
 
 
 class _Sent(NamedTuple):
-    """The prepared exchange of a bucket, for gradients of the same parameters and types."""
+    """A bucket's exchange without checks, for gradients of the same parameters and dtypes."""
 
-    calls: queue.Calls | None  # of a rank alone
+    calls: queue.Calls | None  # None for a rank alone
     overlap: Overlap
 
 
 class GradientBuckets:
-    """Means over ranks of gradients that are given one by one, as a backward pass finds them.
+    """Average gradients over ranks, bucket by bucket, while a backward pass computes others.
 
-    parameters: a list of arrays with the shapes and sizes of the gradients. group: the ranks, each
-    of which gives gradients of the same parameters in each step. megabytes: of gradients that
-    travel together, fewer at the end; a larger one travels alone. optimizer: an AdamW over
-    this group; its step takes what `wait` returns, and of each gradient this rank's part alone
-    becomes the mean.
+        for place, gradient in backward():  # in any order
+            buckets.ready(place, gradient)
+        means = buckets.wait()
 
-    A bucket is on its way once all its gradients are there and all buckets before it are: so all
-    ranks send the same in the same order, whatever order their gradients come in. In the first step
-    buckets have the parameters from the last to the first, later the order in which rank 0 had its
-    gradients then. CuPy arrays travel on a stream beside the caller's; NumPy arrays are exchanged
-    before `ready` returns, and nothing overlaps.
+    parameters: a list of arrays with the shapes and dtypes of the gradients. group: the ranks, each
+    of which has gradients of the same parameters in each step. megabytes: the size of a bucket,
+    less for the last ones; a larger gradient has its own. optimizer: an AdamW over this group,
+    whose step takes the result of `wait`; each rank averages only its own part of a gradient.
+
+    A bucket is sent once its gradients are ready and all buckets before it are sent, so that all
+    ranks send in the same order. In the first step buckets go from the last parameter to the first,
+    later in the order in which rank 0's gradients became ready in that step. CuPy arrays are sent
+    on a second stream; NumPy arrays before `ready` returns, without overlap.
 
     Raises ArgumentError, and GroupError.
     """
@@ -81,14 +83,14 @@ class GradientBuckets:
         self._arrange(range(len(parameters))[::-1])
 
     def ready(self, place: int, gradient: Any) -> None:
-        """A gradient of the parameter at this place is there.
+        """Add the gradient of parameters[place]; send its bucket if that is complete and next.
 
-        It becomes the mean in place, and is not to be read or written until `wait` has returned.
+        The gradient becomes the mean in place: do not read or write it until `wait` has returned.
         """
         own, begun = self._check_gradient(place, gradient), self.group.begun
         try:
-            self._found[place] = own
-            self._given[place] = gradient
+            self._adopted[place] = own
+            self._gradients[place] = gradient
             self._order.append(place)
             self._missing[self._bucket_of[place]] -= 1
             while self._next < len(self._buckets) and not self._missing[self._next]:
@@ -98,18 +100,18 @@ class GradientBuckets:
             raise
 
     def wait(self) -> list[Any]:
-        """The gradients that were given, in the parameters' order: None for those that were not.
+        """Send the other buckets; return the means in the parameters' order, None without gradient.
 
-        What is left is sent. The caller's stream waits for all of it, the host does not.
+        The caller's stream waits for them, the host does not.
         """
-        every, given = self._given, [g for g in self._given if g is not None]
+        every, present = self._gradients, [g for g in self._gradients if g is not None]
         means = every if self._optimizer is None else Means(every, self._optimizer)
         begun = self.group.begun
         try:
             while self._next < len(self._buckets):
-                self._send(*given[:1])
-            if given:
-                self._join(given[0])
+                self._send(*present[:1])
+            if present:
+                self._join(present[0])
                 self._follow(self._order)
             self._begin()
         except BaseException as error:
@@ -118,11 +120,11 @@ class GradientBuckets:
         return means
 
     def lasts(self) -> set[int]:
-        """The place of each bucket's last gradient, in the order that is known so far."""
+        """Return the place of each bucket's last parameter."""
         return {bucket[-1] for bucket in self._buckets}
 
     def lacks(self, place: int) -> int:
-        """How many gradients are missing in the bucket of this one."""
+        """Return the number of gradients that are not ready in the bucket of `place`."""
         return self._missing[self._bucket_of[place]]
 
     def __repr__(self) -> str:
@@ -131,9 +133,10 @@ class GradientBuckets:
     # ---- the order -------------------------------------------------------------------------------
 
     def _arrange(self, order: Sequence[int]) -> None:
-        """Buckets of neighbours in this order, as long as they have room.
+        """Divide places in this order into buckets of neighbours, of at most `megabytes`.
 
-        From the last on, which nothing hides, each has twice the room of the one behind it.
+        The last bucket is sent when the backward pass is over, so it is small (_LAST); each one
+        before it has up to twice the size of the next.
         """
         buckets: list[list[int]] = []
         left, room = 0.0, min(_LAST, self._room)
@@ -148,15 +151,15 @@ class GradientBuckets:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a step, of which no gradient is there."""
-        self._given: list[Any] = [None] * len(self._sizes)
-        self._found: list[tuple[Any, Info] | None] = [None] * len(self._sizes)
+        """Begin a step, without gradients."""
+        self._gradients: list[Any] = [None] * len(self._sizes)
+        self._adopted: list[tuple[Any, Info] | None] = [None] * len(self._sizes)
         self._order: list[int] = []
         self._missing = list(map(len, self._buckets))
         self._next = 0  # bucket to be sent
 
     def _follow(self, order: list[int]) -> None:
-        """Once: arrange as the gradients of rank 0 came."""
+        """After the first step, arrange buckets by the order of rank 0's gradients."""
         if not self._is_ordered:
             self._is_ordered = True
             others = [place for bucket in self._buckets for place in bucket if place not in order]
@@ -167,26 +170,28 @@ class GradientBuckets:
 
     # ---- what is sent ----------------------------------------------------------------------------
 
-    def _send(self, *given: Any) -> None:
-        """The next bucket, as far as it has gradients."""
-        pairs = [(p, self._found[p]) for p in self._buckets[self._next]]
+    def _send(self, *streams_of: Any) -> None:
+        """Send the gradients of the next bucket after work on the stream of these arrays."""
+        pairs = [(p, self._adopted[p]) for p in self._buckets[self._next]]
         present = {p: own for p, own in pairs if own is not None}
         if present and not self._send_again(present):
-            self._send_anew(present, list(given))
+            self._send_anew(present, list(streams_of))
         self._next += 1
 
     def _stop(self, begun: int, error: BaseException) -> None:
-        """After an exception, with what the group had begun before: begin anew, or end the group.
+        """After an exception, begin the step anew, or end the group and raise its error.
 
-        The former where it was refused on all ranks, or no other has heard of the step.
+        begun: group.begun before this call. The step can begin anew if all ranks refused this
+        exchange (ArgumentError), or if no other rank knows of the step.
         """
-        is_heard = self.group.begun != begun
-        if not (isinstance(error, ArgumentError) if is_heard else not self._next):
+        is_known_to_others = self.group.begun != begun
+        can_begin_anew = isinstance(error, ArgumentError) if is_known_to_others else not self._next
+        if not can_begin_anew:
             raise self.group.broken(NAME, error) from error
         self._begin()
 
     def _send_again(self, present: dict[int, tuple[Any, Info]]) -> bool:
-        """Past all that was looked at when a bucket of the same parameters and types was sent."""
+        """Send by the prepared exchange, without checks; return False if there is none."""
         infos = [own for _, own in present.values()]
         sent = self._sent.get((*present, *[own[1] for own in infos]))
         if sent is None:
@@ -198,15 +203,15 @@ class GradientBuckets:
             sent.calls.at(addresses, self._streams.side_after(stream))
         return True
 
-    def _send_anew(self, present: dict[int, tuple[Any, Info]], given: list[Any]) -> None:
-        """Send by an operator's call, which is compared with the other ranks'."""
+    def _send_anew(self, present: dict[int, tuple[Any, Info]], streams_of: list[Any]) -> None:
+        """Send by an operator's call, which the ranks compare, and prepare the next such send."""
         places, streams = tuple(present), self._streams
         operator = self._operator(places)
         arrays = [
             adopt_without_waiting(NAME, f"gradients[{place}]", present[place][0])
             for place in places
         ]
-        with ForeignArrays(_GRADIENTS, (given,), ()).stream():
+        with ForeignArrays(_GRADIENTS, (streams_of,), ()).stream():
             streams.fork()
             streams.on_side(lambda: operator(arrays))
         if self._is_on_gpu:
@@ -218,10 +223,16 @@ class GradientBuckets:
             self._sent[(*places, *[spec.dtype for spec in specs])] = _Sent(calls, overlap)
 
     def _join(self, gradient: Any) -> None:
+        """Let the stream of `gradient` wait for the second stream."""
         with ForeignArrays(_GRADIENTS, ([gradient],), ()).stream():
             self._streams.join(self._streams.current(), self._streams.mark())
 
     def _operator(self, places: Places) -> Any:
+        """Return the cached operator that averages the gradients of these parameters, or make it.
+
+        Parameters without gradients vary by step; a full cache is emptied, and with it the prepared
+        exchanges of its operators.
+        """
         operator = self._ops.get(places)
         if operator is None:
             if len(self._ops) >= _MAX_PATTERNS:
@@ -236,11 +247,11 @@ class GradientBuckets:
     # ---- checks ----------------------------------------------------------------------------------
 
     def _check_gradient(self, place: int, gradient: Any) -> tuple[Any, Info]:
-        """The gradient, or what stands for it, and what is known of it."""
+        """Refuse a gradient that does not fit its parameter; return (native array, metadata)."""
         self.group.require_open(NAME)
         if type(place) is not int or not 0 <= place < len(self._sizes):
             refuse(NAME, "place", f"a number below {len(self._sizes)}", shown(place))
-        if self._found[place] is not None:
+        if self._adopted[place] is not None:
             self._refuse_again(place)
         if gradient is None:
             refuse(NAME, f"gradients[{place}]", "an array", "None")
@@ -256,7 +267,7 @@ class GradientBuckets:
         return metadata
 
     def _refuse_again(self, place: int) -> None:
-        """Refuse a gradient that came before; other ranks may have a part of the step already."""
+        """Refuse a second gradient of a step; ends the group if a bucket was sent already."""
         words = f"{NAME}: gradients[{place}]: expected one between two waits, got another"
         if self._next == 0:
             raise ArgumentError(words)
@@ -286,5 +297,5 @@ def _home(device: int) -> str:
 
 
 def _firsts(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
-    """The first rank's parts, for all."""
+    """Return the first rank's parts for every rank."""
     return [of_ranks[0]] * len(of_ranks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""States that several arrays are together: read and written as a whole, or refused."""
+"""Whole: a lock and a flag for arrays that are written together, such as weights and moments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..forks import Locked
 
 
 class Whole(Locked):
-    """State that one thread at a time reads or writes; it knows of a write that was interrupted."""
+    """Lock of arrays that form one state; `is_torn` is True if their write was interrupted."""
 
     def __init__(self, name: str, *, is_torn: bool = False) -> None:
         super().__init__()
@@ -25,13 +25,13 @@ class Whole(Locked):
         return partial(Whole, self._name, is_torn=self.is_torn), ()
 
     def recover(self) -> None:
-        """The parent's thread may have been writing: `is_torn` says so here, too."""
+        """Leave `is_torn` as it is: a thread of the parent may have been writing."""
 
     def write(self, writes: Sequence[Note]) -> None:
-        """Make all writes, each of which is a call of an operator, or `at_once`.
+        """Call writes in turn; `is_torn` is True between the first launch and the last.
 
-        Those of one call on the host, and launches that are packed, leave no moment between the
-        first and the last.
+        The first write is an operator call or `at_once`, which take marks. Within a call on the
+        host, and within `Packed` launches, nothing can be interrupted.
         """
         if len(writes) == 1:
             call_with_marks(self._only, writes[0])
@@ -40,7 +40,7 @@ class Whole(Locked):
             make_all((*writes[1:], self._end))
 
     def refuse_torn(self) -> None:
-        """Refuse to go on from arrays some of which are of one step, some of the next."""
+        """Raise ProviderError if some arrays are of one step, others of the next."""
         if self.is_torn:
             raise ProviderError(
                 f"{self._name}: expected parameters and moments of one step, got those of a step "

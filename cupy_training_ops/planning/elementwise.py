@@ -24,11 +24,11 @@ Number = float | Changing  # an option of a kernel
 
 
 def type_slots(t: Dtype, nbytes: int = NBYTES) -> dict[str, str]:
-    """Slots of algorithm/elementwise.cuh for elements of dtype `t`."""
-    row = element_type(t)
+    """Return the macros of algorithm/elementwise.cuh: element type, accumulator, bytes a thread."""
+    types = element_type(t)
     return {
-        "T": row.c_type,
-        "ACC": row.accumulator,
+        "T": types.c_type,
+        "ACC": types.accumulator,
         "NBYTES": str(nbytes),
     }
 
@@ -39,7 +39,11 @@ def streaming_launch(
     options: tuple[object, ...] = (),
     nbytes: int = NBYTES,
 ) -> Launch:
-    """The launch of a kernel that takes the arrays, the first of type T, n, aligned, options."""
+    """Launch symbol(*arrays, n, aligned, *options); a thread has `nbytes` of the first array.
+
+    n: elements of an array. aligned: all arrays begin at multiples of 16 bytes. T is the dtype of
+    the first array.
+    """
     present = [spec for spec in arrays if spec is not None]
     x = present[0]
     config = Config((ceil_div(x.nbytes, THREADS * nbytes),), (THREADS,))
@@ -48,17 +52,18 @@ def streaming_launch(
 
 
 def _number(value: Number, t: Dtype) -> Changing | np.generic:
-    """An option in the type that is computed in; a Changing one is rounded at each call."""
+    """Round an option to the accumulator of `t`; a Changing one is rounded at each call."""
     if isinstance(value, Changing):
         return value.then(partial(round_number, t=t))
     return round_number(value, t)
 
 
 class ElementwiseOp(Op):
-    """Every element of the outputs depends on the elements of the inputs at the same place.
+    """Base of operators y[i] = f(x[i], ...): all arrays have the shape of the first input.
 
-    Subclasses declare inputs (the first of type T), outputs, `kernel` and `options`; the kernel
-    takes the arrays in that order, n, aligned, the length of the `row` if any, and the options.
+    Subclasses declare inputs (the first of type T), outputs, `kernel` and `options`. `row` names an
+    input that is one row, as a bias: y[i] = f(x[i], bias[i % columns]). The kernel takes
+    (inputs, outputs, n, aligned, columns if there is a `row`, options).
     """
 
     types: ClassVar[Types] = {"T": FLOATS}
@@ -81,14 +86,15 @@ class ElementwiseOp(Op):
 
     @property
     def kernel(self) -> str:
-        """The kernel's name, which a subclass states."""
+        """Return the kernel's name."""
         raise NotImplementedError
 
     def options(self, *inputs: Any) -> tuple[Number, ...]:
-        """The kernel's last arguments, numbers from attributes and host inputs."""
+        """Return the kernel's last arguments: numbers from attributes and host inputs."""
         return ()
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan one launch over the device arrays among inputs and outputs (`specs`)."""
         inputs = specs[: len(self.inputs)]
         declared: tuple[Input | Output, ...] = (*self.inputs, *self.outputs)
         pairs = zip(declared, specs, strict=True)

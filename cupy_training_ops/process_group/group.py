@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""ProcessGroup: the ranks of a job, from one of them."""
+"""ProcessGroup: the ranks of a job, as one of them sees them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _of_parents: list[object] = []  # what a forked child holds, whose end would be 
 
 
 class Sizes(NamedTuple):
-    """Ranks of a data and of a horizontal group, and of a node, as far as somebody says."""
+    """Numbers of ranks of a data group, a horizontal group and a node; None if not specified."""
 
     data_size: int | None = None
     horizontal_size: int | None = None
     local_size: int | None = None
 
     def check(self, n: int | None) -> None:
-        """Refuse what is no number of ranks, and where there are n, what does not divide them."""
+        """Refuse sizes that are not integers or, if n is known, do not divide the n ranks."""
         for name, value in self._asdict().items():
             if value is not None and type(value) is not int:
                 refuse("ProcessGroup", name, "a number of ranks", shown(value))
@@ -90,46 +90,52 @@ class ProcessGroup:
 
     @classmethod
     def from_mpi(cls, comm: Any = None, timeout: float | None = None, **sizes: int | None) -> Self:
-        """The ranks of mpi4py's communicator (all of them), which make this call together.
+        """Make a group of the ranks of an mpi4py communicator, by default COMM_WORLD.
 
-        After a fault every rank has its GroupError, and as it exits MPI aborts the job.
+        All of its ranks call this. sizes: data_size, horizontal_size, local_size. After a fault
+        every rank raises GroupError, and as it exits MPI aborts the job.
         """
         from . import of_mpi
 
-        seconds, known = _check_arguments(timeout, sizes)
-        return cls._over(of_mpi.engine(comm, seconds), known)
+        seconds, checked = _check_arguments(timeout, sizes)
+        return cls._over(of_mpi.engine(comm, seconds), checked)
 
     @classmethod
     def from_torch(
         cls, group: Any = None, timeout: float | None = None, **sizes: int | None
     ) -> Self:
-        """The ranks of torch.distributed's group (the default one), which make this call together.
+        """Make a group of the ranks of a torch.distributed group, by default all.
 
-        To be closed before that group is destroyed.
+        All of its ranks call this. sizes: data_size, horizontal_size, local_size. Close it before
+        PyTorch's group is destroyed.
         """
         from . import of_torch
 
-        seconds, known = _check_arguments(timeout, sizes)
-        return cls._over(of_torch.engine(group, seconds), known)
+        seconds, checked = _check_arguments(timeout, sizes)
+        return cls._over(of_torch.engine(group, seconds), checked)
 
     @classmethod
     def in_threads(cls, n: int, timeout: float | None = None, **sizes: int | None) -> list[Self]:
-        """The groups of n ranks that are threads of this process, each for one of them."""
+        """Make n ranks that are threads of this process; return the group of each.
+
+        sizes: data_size, horizontal_size, local_size.
+        """
         if type(n) is not int or n < 1:
             refuse("ProcessGroup.in_threads", "n", "a number of ranks from 1 on", shown(n))
-        seconds, known = _check_arguments(timeout, sizes, n)
+        seconds, checked = _check_arguments(timeout, sizes, n)
         ends = enumerate(list(embedded.socket_pairs(n)))
         engines = [embedded.Embedded(rank, sockets, seconds) for rank, sockets in ends]
-        return [cls._over(engine, known, compares=False) for engine in engines]
+        return [cls._over(engine, checked, compares=False) for engine in engines]
 
     @classmethod
     def _over(cls, engine: Engine, sizes: Sizes, compares: bool = True) -> Self:
-        made = cls.__new__(cls)
-        made._start(engine, sizes, compares)
-        return made
+        """Make a group over an engine, without `__init__`, which reads the environment."""
+        group = cls.__new__(cls)
+        group._start(engine, sizes, compares)
+        return group
 
     def _start(self, engine: Engine, sizes: Sizes, compares: bool = True) -> None:
-        """Compare the sizes with the other ranks'."""
+        """Set all attributes; `compares`: refuse sizes that differ from the other ranks'."""
         self.rank, self.size, self.timeout = engine.rank, engine.size, engine.timeout
         self.local_rank, self.everyone = engine.local_rank, tuple(range(engine.size))
         local = sizes.local_size
@@ -151,7 +157,7 @@ class ProcessGroup:
             raise
 
     def close(self) -> None:
-        """Leave the group; what was sent arrives all the same."""
+        """Leave the group; messages that were sent still arrive."""
         self.instances = weakref.WeakValueDictionary()  # from now on it keeps nothing
         self._finalizer()
 
@@ -166,7 +172,7 @@ class ProcessGroup:
         self.close()
 
     def check(self) -> None:
-        """Raise what ended the group, if something did."""
+        """Raise GroupError if the group has ended."""
         self.require_open("ProcessGroup")
 
     def __repr__(self) -> str:
@@ -188,7 +194,7 @@ class ProcessGroup:
             raise GroupError(f"{op}: group: expected an open group, got a closed one")
 
     def begin(self, op: str) -> None:
-        """Take `busy`, for one call at a time, which its end releases."""
+        """Begin a call: count it, and take `busy`, which the caller releases at its end."""
         self.require_open(op)
         self.begun += 1
         if not self.busy.acquire(False):
@@ -196,7 +202,7 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def call(self, op: str) -> Iterator[Engine]:
-        """The part of a call that others see, one at a time; one that is stopped ends the group."""
+        """Context of the messages of one call; an exception inside ends the group for all."""
         self.begin(op)
         try:
             with self._engine.lock:
@@ -210,8 +216,11 @@ class ProcessGroup:
     def exchange(
         self, op: str, ranks: Ranks, text: str, parts: Sequence[Part] = (), answer: Answer = None
     ) -> Sequence[Any]:
-        """Send `text` and `parts` to the first of these ranks; return this rank's share of its
-        answer, if there is an `answer` function. Refused where the texts of ranks differ."""
+        """Send `text` and `parts` to the first of these ranks; return this rank's share.
+
+        The first rank computes the shares of all as answer(parts by rank); () without `answer`.
+        ArgumentError on all ranks if their texts differ.
+        """
         if len(ranks) == 1:
             self.require_open(op)
             return answer([[memoryview(part) for part in parts]])[0] if answer else ()
@@ -222,7 +231,7 @@ class ProcessGroup:
         return share
 
     def agree(self, op: str, ranks: Ranks, text: str) -> bool:
-        """Compare the description of a call with the other ranks', the first time it is made."""
+        """Compare a call's description with the other ranks', the first time; True if it was."""
         is_new = (ranks, text) not in self._agreed
         if is_new:
             self.exchange(op, ranks, text)
@@ -230,7 +239,7 @@ class ProcessGroup:
         return is_new
 
     def broken(self, op: str, error: BaseException) -> BaseException:
-        """End the group for all, as a call was stopped in its middle; return the error to raise."""
+        """End the group for all ranks because `error` stopped a call; return the error to raise."""
         engine = self._engine
         engine.fault = engine.fault or STOPPED
         if isinstance(error, GroupError):
@@ -243,16 +252,16 @@ class ProcessGroup:
 
 
 def _check_arguments(timeout: object, sizes: Any, n: int | None = None) -> tuple[float, Sizes]:
-    """Arguments, which are looked at before anything is opened."""
+    """Check timeout and sizes before a connection is opened; return both."""
     for name in sizes.keys() - set(Sizes._fields):
         refuse("ProcessGroup", name, f"a keyword among {list(Sizes._fields)}", "an unknown one")
-    known = Sizes(**sizes)
-    known.check(n)
-    return timeout_of(os.environ, timeout), known
+    checked = Sizes(**sizes)
+    checked.check(n)
+    return timeout_of(os.environ, timeout), checked
 
 
 def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
-    """The engine of the launcher that gave its variables."""
+    """Make the engine of the launcher that set these environment variables."""
     for name in ("CTO_ADDRESS", "CTO_SECRET"):
         if name in variables:
             raise GroupError(f"ProcessGroup: {name} is not used any more: {INSTEAD}")
@@ -273,7 +282,7 @@ def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
 
 
 def timeout_of(variables: Mapping[str, str], given: object) -> float:
-    """Seconds that a rank waits: as given, by CTO_TIMEOUT, or five minutes."""
+    """Return the seconds that a rank waits: the argument, else CTO_TIMEOUT, else 300."""
     if given is None and variables.get("CTO_TIMEOUT"):
         given = number(variables, "CTO_TIMEOUT", "a number of seconds", float)
     elif given is None:
@@ -284,7 +293,7 @@ def timeout_of(variables: Mapping[str, str], given: object) -> float:
 
 
 def number(variables: Mapping[str, str], name: str, what: str = "a number", kind: Any = int) -> Any:
-    """A launcher's variable as a number, if it is there."""
+    """Return a launcher's environment variable as a number; None if it is not set."""
     text = variables.get(name)
     try:
         return None if text is None else kind(text)
@@ -293,9 +302,9 @@ def number(variables: Mapping[str, str], name: str, what: str = "a number", kind
 
 
 class Resources(InChild):
-    """Resources that a group releases; they do not refer to the group, which may be collected.
+    """Resources of a group: engine, communicators, watching thread, without reference to the group.
 
-    A forked child lets go of it at once, without a word: what it said would be its parent's.
+    A forked child drops them without sending messages, which others would read as its parent's.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -308,7 +317,7 @@ class Resources(InChild):
         self._watcher: threading.Thread | None = None
 
     def renew(self) -> None:
-        """In a child the group has ended, and nothing is left to close."""
+        """In a forked child, mark the group as ended without closing the parent's resources."""
         _of_parents.append((self.engine, list(self.communicators.values())))
         self.communicators.clear()
         self._watcher = None
@@ -317,8 +326,8 @@ class Resources(InChild):
         self.engine.abandon()
 
     def close(self) -> None:
-        """End everything; the others are told by the engine."""
-        # What another thread is at ends first: a farewell would be taken for a part of its message.
+        """Stop the watching thread, end communicators and close the engine, which tells others."""
+        # Another thread's call has to end first: the last message would be read as part of its own.
         if not self.busy.acquire(blocking=False):
             self.engine.end(f"rank {self.engine.rank} closed its group in the middle of a call")
             self.busy.acquire(timeout=GRACE)  # not for ever: the call may be this thread's own
@@ -335,7 +344,7 @@ class Resources(InChild):
 
     @contextlib.contextmanager
     def initialising(self) -> Iterator[None]:
-        """While NCCL connects, there is nothing yet that could be aborted, but who watches."""
+        """Context in which NCCL connects: it cannot be aborted yet. Starts the watching thread."""
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="cto-nccl", daemon=True)
             self._watcher.start()
@@ -346,7 +355,7 @@ class Resources(InChild):
             self._is_connected.set()
 
     def _watch(self) -> None:
-        """Notice faults of others and of the GPU while the host may wait for the GPU."""
+        """Until `close`, look for faults of other ranks and of the GPU; abort NCCL at the first."""
         engine = self.engine
         try:
             while not engine.fault and not self._stop.wait(min(MAX_INTERVAL, engine.timeout / 4)):
@@ -358,7 +367,7 @@ class Resources(InChild):
             self._abort(engine.fault)
 
     def _trouble(self) -> str:
-        """A fault of another rank, or of calls that are under way on the GPU, in words."""
+        """Describe a fault of another rank, or of NCCL's calls on the GPU; "" if there is none."""
         engine = self.engine
         if engine.lock.acquire(blocking=False):  # else a call of the host looks itself
             try:
@@ -372,17 +381,21 @@ class Resources(InChild):
         return ""
 
     def _abort(self, words: str) -> None:
-        """End what is under way on the GPU, so that its stream goes on; NCCL may also hang."""
+        """Abort NCCL's communicators, so that streams that wait for other ranks go on.
+
+        If that takes longer than ABORT_TIMEOUT, or a communicator is still connecting then, write
+        `words` to stderr and exit the process with status 1.
+        """
         aborts = [item.end for item in self.communicators.values()]
         if not _within(ABORT_TIMEOUT, [*aborts, self._is_connected.wait]):
-            said = f"cupy-training-ops: rank {self.engine.rank}: {words}; NCCL hangs\n"
-            sys.stderr.write(said)
+            message = f"cupy-training-ops: rank {self.engine.rank}: {words}; NCCL hangs\n"
+            sys.stderr.write(message)
             sys.stderr.flush()
             os._exit(1)
 
 
 def _within(seconds: float, actions: Sequence[Callable[[], object]]) -> bool:
-    """Return True if actions that may hang came back in time."""
+    """Call actions one after the other in a thread; return True if all returned in time."""
     every = (action() for action in actions)
     thread = threading.Thread(target=tuple, args=(every,), name="cto-nccl", daemon=True)
     thread.start()

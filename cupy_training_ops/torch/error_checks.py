@@ -152,7 +152,11 @@ class ErrorChecks:
     def add(
         self, entry: Entry, x: Tensor, kind: Kind, numbers: Any, original: Untouched | None
     ) -> None:
-        """Add a check of new codes; original: kept until decided, None under capture."""
+        """Add a check of new codes.
+
+        original: the uncompressed tensor, referenced until the check is decided; None if a CUDA
+        graph is captured, whose failures are counted at replay.
+        """
         if kind.measure == RANGE:
             numbers = measure_range(entry.code, x.detach(), kind)
         if original is None:
@@ -201,7 +205,11 @@ class ErrorChecks:
         products[next_node() - 1] = weakref.ref(entry)
 
     def centre(self, x: Tensor) -> None:
-        """Note that a norm saves x, which centres products that x is a sum of, and earlier ones."""
+        """Mark the products before a norm as centred: the norm subtracts the feature means of x.
+
+        Searches x's autograd graph backward through products, sums, views and activations, at
+        most STEPS nodes. y = norm(a @ v + b @ w) marks the operands of both products.
+        """
         products = self._thread.products
         nodes, steps = [x.grad_fn], 0
         while products and nodes and steps < STEPS:
@@ -213,8 +221,8 @@ class ErrorChecks:
             if entry is not None:
                 self.pending.centre(entry)
             if entry is not None or type(node).__name__ in LOOKED_BEHIND:
-                before = [each for each, _ in node.next_functions]
-                nodes += [each for each in before if type(each) is not LEAF_NODE]
+                inputs = [function for function, _ in node.next_functions]
+                nodes += [function for function in inputs if type(function) is not LEAF_NODE]
 
 
 def measure_range(code: Tensor, x: Tensor, kind: Kind) -> Tensor:

@@ -202,11 +202,12 @@ def _attention(name: str) -> Rule:
     """
 
     def ask(x: Tensor, args: Arguments, kwargs: Named) -> bool:
-        for each in args[:3]:
-            if x is each:
+        """Return True if x is query, key, value or the attention's first result."""
+        for operand in args[:3]:  # the usual call, without is_same
+            if x is operand:
                 return True
         if type(x.grad_fn).__name__.startswith("ScaledDotProduct"):
-            return not x.output_nr
+            return not x.output_nr  # the first result
         parts = enumerate(("query", "key", "value"))
         return any(is_same(x, argument(args, kwargs, i, part)) for i, part in parts)
 
@@ -224,6 +225,7 @@ def _norm(name: str, groups: Callable[[Tensor, int], Dimensions], extent: str) -
     """
 
     def ask(x: Tensor, args: Arguments, kwargs: Named) -> int | None:
+        """Return None if x is not the norm's input, else the number that `extent` names."""
         if not is_same(x, argument(args, kwargs, 0, "input")):
             return None
         value: Any = argument(args, kwargs, 1, extent) if extent else None

@@ -158,6 +158,88 @@ def test_names_with_a_prefix(tmp_path) -> None:
     assert len(losses(result.stdout)) == 2
 
 
+# ---- make ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """scores = relu(x w) v, of float32, in a file."""
+    arrays = {"w": rng.standard_normal((8, 6)), "v": rng.standard_normal((6, 4))}
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w"], ["a"]),
+        onnx.helper.make_node("Relu", ["a"], ["b"]),
+        onnx.helper.make_node("MatMul", ["b", "v"], ["scores"]),
+    ]
+    ends = [
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ("batch", n))]
+        for name, n in (("x", 8), ("scores", 4))
+    ]
+    initial = [onnx.numpy_helper.from_array(a.astype("f4"), n) for n, a in arrays.items()]
+    graph = onnx.helper.make_graph(nodes, "net", *ends, initial)
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+def test_artifacts_are_made_and_train(model, tmp_path) -> None:
+    folder = tmp_path / "new" / "artifacts"
+    result = call("make", model, folder, "--loss", "cross_entropy")
+    assert result.exit_code == 0, result.output
+    names = "training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint"
+    assert result.output == f"{folder}: {names}\n"
+    listed = call(folder)
+    assert listed.exit_code == 0, listed.output
+    assert "ReluGrad" in listed.output
+    found = losses(call(folder, "--steps", 12, "--lr", 0.02, "--provider", "cpu").stdout)
+    assert found[12] < found[1]
+
+
+def test_options_of_made_artifacts(model, tmp_path) -> None:
+    options = ("--loss", "mse", "--prefix", "a_", "--clip-norm", 0.5)
+    first = ("--frozen", "v", "--weight-decay", 0.25)
+    second = ("--trainable", "v", "--optimizer", "SGD")
+    assert call("make", model, tmp_path / "1", *options, *first).exit_code == 0
+    assert call("make", model, tmp_path / "2", *options, *second).exit_code == 0
+    sessions = [cto.onnx.TrainingSession(tmp_path / n, prefix="a_") for n in ("1", "2")]
+    assert [list(session.gradients) for session in sessions] == [["w"], ["v"]]
+    clip, step = onnx.load(tmp_path / "1" / "a_optimizer_model.onnx").graph.node
+    assert [each.f for each in clip.attribute] == [0.5]
+    assert {each.name: each.f for each in step.attribute}["weight_decay"] == 0.25
+    assert "SGDOptimizerV2" in repr(sessions[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--loss", "hinge"), "loss: expected one of"),
+        (("--loss", "mse", "--frozen", "u"), "frozen: expected names of the model's parameters"),
+        (("--loss", "mse", "--clip-norm", -1), "clip_norm: expected a number of at least 0"),
+        (("--loss", "mse", "--weight-decay", "nan"), "weight_decay: expected a finite number"),
+        (("--loss", "mse", "--optimizer", "SGD", "--weight-decay", 0), "no numbers of SGD"),
+        (("--loss", "mse", "--prefix", "a/b"), "prefix: expected the beginning"),
+        (("--loss", "mse", "--optimizer", "Adam"), "'Adam' is not one of"),
+        ((), "Missing option '--loss'"),
+    ],
+)
+def test_what_cannot_be_made_is_said_and_nothing_is_written(
+    options, words, model, tmp_path
+) -> None:
+    result = call("make", model, tmp_path / "new", *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_that_is_none_or_a_folder_that_is_a_file(model, tmp_path) -> None:
+    (tmp_path / "none.onnx").write_bytes(b"\0" * 99)
+    for path, folder in ((tmp_path / "none.onnx", tmp_path / "new"), (model, model)):
+        result = call("make", path, folder, "--loss", "mse")
+        assert result.exit_code == 2
+        assert not (tmp_path / "new").exists()
+        assert "Traceback" not in result.output
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("graph", [(), ("--graph",)])
 @pytest.mark.parametrize("name", GRAPHS)

@@ -79,8 +79,8 @@ class Device:
     def stack(self, boxes: list[Box]) -> Box:
         return Box(np.stack([opened(box) for box in boxes]))
 
-    def zeros_like(self, box: Box) -> Box:
-        return Box(np.zeros_like(box.inside))
+    def zeros_like(self, box: Box, dtype: Any = None) -> Box:
+        return Box(np.zeros_like(box.inside, dtype))
 
 
 def opened(value: Any) -> Any:

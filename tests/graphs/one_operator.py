@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto, helper
 
 import cupy_training_ops as cto
@@ -39,6 +38,8 @@ def model_of(
     """
     names = ["" if array is None else f"in{i}" for i, array in enumerate(inputs)]
     arrays = {n: np.asarray(a) for n, a in zip(names, inputs, strict=True) if a is not None}
+    real = next(a.dtype for a in arrays.values() if a.dtype.kind == "f")
+    dtype = helper.np_dtype_to_tensor_dtype(real)
     nodes, given = [], []
     for name, array in arrays.items():
         if is_dynamic and array.dtype == np.float64:
@@ -54,9 +55,9 @@ def model_of(
             helper.make_node("Mul", [y, f"{y}_weights"], [f"{y}_weighted"]),
             helper.make_node("ReduceSum", [f"{y}_weighted"], [f"{y}_sum"], keepdims=0),
         ]
-        given.append(helper.make_tensor_value_info(f"{y}_weights", TensorProto.DOUBLE, None))
+        given.append(helper.make_tensor_value_info(f"{y}_weights", dtype, None))
     nodes.append(helper.make_node("Sum", [f"{y}_sum" for y in outputs], ["loss"]))
-    loss = helper.make_tensor_value_info("loss", TensorProto.DOUBLE, ())
+    loss = helper.make_tensor_value_info("loss", dtype, ())
     initial = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
     graph = helper.make_graph(nodes, "one operator", given, [loss], initial)
     opsets = [helper.make_opsetid(d, 1 if d else opset) for d in {"", domain}]
@@ -108,15 +109,35 @@ def check_gradients(
     return session
 
 
-def needs(op_type: str, inputs: Sequence[np.ndarray | None], **options: Any) -> None:
-    """Skip a test of an operator that nothing here runs."""
-    options.pop("trainable", None)
-    try:
-        cto.onnx.Session(model_of(op_type, inputs, **options))
-    except cto.ArgumentError as error:
-        if "unknown operator" in str(error):
-            pytest.skip("nothing here runs the operator")
-        raise
+def check_types(
+    op_type: str,
+    inputs: Sequence[np.ndarray | None],
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+    **options: Any,
+) -> None:
+    """Compare gradients in float32 and float16 with those in float64; shape: that of the output."""
+    for dtype, tolerance in ((np.float32, 1e-5), (np.float16, 1e-2)):
+        rounded = [a.astype(dtype) if is_double(a) else a for a in inputs]
+        weights = rng.standard_normal(shape).astype(dtype)
+        exact = [
+            a.astype(np.float64) if is_double(b) else a
+            for a, b in zip(rounded, inputs, strict=True)
+        ]
+        pairs = []
+        for arrays, w in ((rounded, weights), (exact, weights.astype(np.float64))):
+            model = model_of(op_type, arrays, **options)
+            session = cto.onnx.TrainingSession.from_model(model, loss="loss", optimizer="SGD")
+            session.accumulate(**{name: w for name in session.inputs})
+            pairs.append(session.gradients)
+        for name, expected in pairs[1].items():
+            assert pairs[0][name].dtype == dtype
+            distance = np.abs(pairs[0][name] - expected).max()
+            assert distance <= tolerance * np.abs(expected).max(), (op_type, name, dtype)
+
+
+def is_double(array: np.ndarray | None) -> bool:
+    return array is not None and array.dtype == np.float64
 
 
 def part(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:

@@ -27,6 +27,11 @@ OTHERWISE = {
     "training_dropout_default": "the same",
     "training_dropout_mask": "the same",
     "training_dropout_default_mask": "the same",
+    **{
+        f"bernoulli{kind}{form}": "the same"
+        for kind in ("", "_double", "_seed")
+        for form in ("", "_expanded")
+    },
     "resize_downsample_scales_linear_align_corners": "extents are whole, as in ONNX Runtime",
     "resize_downsample_scales_cubic_align_corners": "the same",
     "loop16_seq_none": "the suite's runner compares no sequence that has a scalar in it",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Models that PyTorch exported, trained here and there: ten steps in float64.
 
-Learning rates are exact in float32, in which ONNX's optimizers take them.
+Learning rates and momenta are exact in float32, in which ONNX writes numbers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(2, 4, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(4)
+        self.norm = nn.BatchNorm2d(4, momentum=0.25)
         self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2)
-        self.norm2 = nn.BatchNorm2d(4)
+        self.norm2 = nn.BatchNorm2d(4, momentum=0.25)
         self.down = nn.Conv2d(4, 6, 3, stride=2)
         self.head = nn.Linear(6, 3)
 
@@ -132,9 +132,14 @@ def exported(model: nn.Module, x: torch.Tensor, opset: int, is_dynamic: bool) ->
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("mode", ["training", "evaluation"])
+@pytest.mark.parametrize(
+    ("mode", "is_dynamic"),
+    [
+        pytest.param("training", False, id="training"),
+        pytest.param("evaluation", True, id="evaluation", marks=pytest.mark.thorough),
+    ],
+)
 def test_ten_steps_are_those_of_pytorch(name: str, is_dynamic: bool, mode: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
@@ -145,16 +150,15 @@ def test_ten_steps_are_those_of_pytorch(name: str, is_dynamic: bool, mode: str, 
     session = cto.onnx.TrainingSession.from_model(file, loss="cross_entropy", optimizer="SGD")
     session.lr = RATE
     model.train()
-    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    ours = list(model.parameters())
     for x, labels in batches:
         loss = functional.cross_entropy(model(torch.tensor(x)), torch.tensor(labels))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        for array, gradient in zip(ours, torch.autograd.grad(loss, ours), strict=True):
+            array.data -= RATE * gradient
         assert abs(float(session.step(x, labels)) - loss.item()) < 1e-9
-    parameters = dict(model.named_parameters())
-    assert session.parameters.keys() == parameters.keys()
-    for key, array in parameters.items():
+    state = {k: array for k, array in model.state_dict().items() if "num_batches" not in k}
+    assert session.parameters.keys() == state.keys()
+    for key, array in state.items():
         np.testing.assert_allclose(
             session.parameters[key], array.detach(), rtol=0, atol=1e-8, err_msg=key
         )

@@ -8,7 +8,7 @@ import pytest
 
 import cupy_training_ops as cto
 
-from .one_operator import check_gradients, model_of, needs
+from .one_operator import check_gradients, check_types, model_of
 
 torch = pytest.importorskip("torch")
 
@@ -55,7 +55,6 @@ def test_gradients_of_maxima(name, n_others, is_dynamic, rng) -> None:
 def test_gradients_of_norms(name, p, is_dynamic, rng) -> None:
     shape, attributes = WINDOWS[name]
     options = {**attributes, "p": p, "is_dynamic": is_dynamic}
-    needs("LpPool", [distinct(shape, rng)], **options)
     check_gradients("LpPool", [distinct(shape, rng)], rng, **options)
 
 
@@ -65,8 +64,13 @@ def test_gradients_of_norms(name, p, is_dynamic, rng) -> None:
 def test_gradients_of_whole_planes(op_type, shape, is_dynamic, rng) -> None:
     if op_type == "GlobalAveragePool" and len(shape) == 2:
         return
-    needs(op_type, [distinct(shape, rng)])
     check_gradients(op_type, [distinct(shape, rng)], rng, is_dynamic=is_dynamic)
+
+
+def test_the_gradient_of_maxima_in_their_places(rng) -> None:
+    indices = np.array([[[[1, 2], [12, 11]]], [[[21, 19], [24, 31]]]])
+    options = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    check_gradients("MaxUnpool", [rng.standard_normal(indices.shape), indices], rng, **options)
 
 
 def gradient_of(op_type: str, x: np.ndarray, weights: np.ndarray, **options: object) -> np.ndarray:
@@ -117,3 +121,25 @@ def test_two_pools_of_one_name_have_each_its_own_shape(rng) -> None:
     y = torch.nn.functional.avg_pool2d(torch.nn.functional.avg_pool2d(tensor, 3, 1), 3, 1)
     (y * torch.tensor(weights)).sum().backward()
     np.testing.assert_allclose(session.gradients["in0"], tensor.grad, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "options", "shape"),
+    [
+        ("MaxPool", WINDOW, (1, 2, 3, 4)),
+        ("AveragePool", WINDOW, (1, 2, 3, 4)),
+        ("LpPool", WINDOW, (1, 2, 3, 4)),
+        ("GlobalAveragePool", {}, (1, 2, 1, 1)),
+        ("GlobalMaxPool", {}, (1, 2, 1, 1)),
+        ("GlobalLpPool", {}, (1, 2, 1, 1)),
+    ],
+)
+def test_narrow_types(op_type, options, shape, rng) -> None:
+    check_types(op_type, [distinct((1, 2, 6, 4), rng)], shape, rng, **options)
+
+
+def test_a_mean_of_more_elements_than_float16_counts() -> None:
+    """dx = 1 / 66049: a number of elements in float16 would be infinite."""
+    x = np.ones((1, 1, 257, 257), np.float16)
+    gradient = gradient_of("GlobalAveragePool", x, np.full((1, 1, 1, 1), 64, np.float16))
+    np.testing.assert_allclose(gradient, 64 / 257**2, rtol=1e-3)

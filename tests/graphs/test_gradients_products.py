@@ -110,17 +110,39 @@ def test_gradients_of_einsum(equation, shapes, is_dynamic, rng) -> None:
         check_gradients("Einsum", arrays, rng, is_dynamic=is_dynamic, equation=equation)
 
 
-@pytest.mark.parametrize(
-    ("op_type", "reason"),
-    [("Det", "the inverse of a matrix"), ("DynamicQuantizeLinear", "moves in steps")],
-)
-def test_operators_without_a_gradient_are_refused_with_the_reason(op_type, reason) -> None:
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 3), (2, 4, 4)])
+def test_gradients_of_determinants(shape, rng) -> None:
+    inputs = [rng.standard_normal(shape)]
+    check_gradients("Det", inputs, rng)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_singular_matrix_has_its_cofactors_as_gradient(rank, rng) -> None:
+    """Finite differences go through the matrices beside it."""
+    x = rng.standard_normal((3, rank)) @ rng.standard_normal((rank, 3))
+    check_gradients("Det", [x], rng)
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("length", [None, 3, 4, 5, 7])
+@pytest.mark.parametrize("inverse", [0, 1])
+def test_gradients_of_fourier_transforms(length, inverse, is_complex, rng) -> None:
+    """Cut, whole and filled; of half a spectrum; by both forms of the axis."""
+    x = rng.standard_normal((2, 5, 3, 1 + is_complex))
+    lengths = None if length is None else np.array(length)
+    check_gradients("DFT", [x, lengths], rng, opset=17, axis=1, inverse=inverse)
+    check_gradients("DFT", [x, lengths, np.array(-3)], rng, opset=20, inverse=inverse)
+    if not inverse and not is_complex:
+        check_gradients("DFT", [x, lengths], rng, opset=20, onesided=1)
+
+
+def test_operators_without_a_gradient_are_refused_with_the_reason() -> None:
     nodes = [
-        helper.make_node(op_type, ["x"], ["y"] if op_type == "Det" else ["y", "scale", "zero"]),
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"]),
         helper.make_node("Cast", ["y"], ["wide"], to=TensorProto.DOUBLE),
         helper.make_node("ReduceSum", ["wide"], ["loss"], keepdims=0),
     ]
-    with pytest.raises(cto.ArgumentError, match=reason):
+    with pytest.raises(cto.ArgumentError, match="moves in steps"):
         trained_x(nodes, np.eye(2, dtype=np.float32))
 
 

@@ -7,23 +7,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import cupy_training_ops as cto
-
 from .test_gradients_elementwise import trained_x
 
 torch = pytest.importorskip("torch")
+NEAR = 1e-3  # sums of numbers near 100, of which a difference is left, in float32
 KINDS = [(np.uint8, 0, 255), (np.int8, -128, 127)]
-
-
-@pytest.fixture(autouse=True)
-def _forward():
-    """Quantized numbers are computed."""
-    try:
-        cto.onnx.call(helper.make_node("QuantizeLinear", ["x", "s"], ["y"]), [np.float32([1])] * 2)
-    except cto.ArgumentError as error:
-        if "unknown operator" not in str(error):
-            raise
-        pytest.skip("QuantizeLinear does not run")
 
 
 def rounded(x, scale, zero, weights, *, between=(), trainable=("x", "scale"), **attributes):
@@ -52,7 +40,7 @@ def test_the_gradient_passes_where_nothing_was_cut(dtype, least, most, rng) -> N
     y = torch._fake_quantize_learnable_per_tensor_affine(*tensors, places, least, most, 1.0)
     (y * torch.tensor(weights)).sum().backward()
     np.testing.assert_array_equal(session.gradients["x"], tensors[0].grad)
-    np.testing.assert_allclose(session.gradients["scale"], tensors[1].grad, rtol=1e-4)
+    np.testing.assert_allclose(session.gradients["scale"], tensors[1].grad, 1e-4, NEAR)
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
@@ -69,7 +57,7 @@ def test_scales_of_an_axis_have_gradients(axis, rng) -> None:
     )
     (y * torch.tensor(weights)).sum().backward()
     np.testing.assert_allclose(session.gradients["x"], tensors[0].grad, rtol=1e-6)
-    np.testing.assert_allclose(session.gradients["scale"], tensors[1].grad, rtol=1e-4)
+    np.testing.assert_allclose(session.gradients["scale"], tensors[1].grad, 1e-4, NEAR)
 
 
 def test_quantized_numbers_may_be_moved_between(rng) -> None:

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from .one_operator import check_gradients
-from .test_gradients_elementwise import by_torch, gradients, trained_x
+from .test_gradients_elementwise import NARROW, by_torch, check_narrow, gradients, trained_x
 
 torch = pytest.importorskip("torch")
 INF, NAN = math.inf, math.nan
@@ -178,6 +178,18 @@ def test_gradients_of_cumulative_sums(axis, exclusive, reverse, rng) -> None:
     check_gradients("CumSum", inputs, rng, exclusive=exclusive, reverse=reverse)
 
 
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_gradients_of_cumulative_products(axis, exclusive, reverse, rng) -> None:
+    """With no 0, one, and two of them in a row."""
+    options = {"opset": 26, "exclusive": exclusive, "reverse": reverse}
+    x = rng.standard_normal((4, 5))
+    check_gradients("CumProd", [x, np.array(axis)], rng, **options)
+    x[1, 2] = x[3, 0] = x[3, 3] = x[0, 3] = 0
+    check_gradients("CumProd", [x, np.array(axis)], rng, **options)
+
+
 @pytest.mark.parametrize("op_type", ["ArgMax", "ArgMin"])
 def test_nothing_moves_behind_a_place(op_type, rng) -> None:
     """loss = sum of x, plus a place that is no function of x's small changes."""
@@ -190,3 +202,10 @@ def test_nothing_moves_behind_a_place(op_type, rng) -> None:
     x = rng.standard_normal(5)
     place = x.argmax() if op_type == "ArgMax" else x.argmin()
     np.testing.assert_array_equal(trained_x(nodes, x).gradients["x"], np.full(5, place))
+
+
+@pytest.mark.parametrize("to", NARROW)
+@pytest.mark.parametrize("op_type", REDUCTIONS)
+def test_gradients_of_narrow_reductions_are_near_those_in_float64(op_type, to, rng) -> None:
+    x = np.float64(np.float16(rng.uniform(0.5, 1.5, (3, 4))))
+    check_narrow(op_type, x, [np.array([1])], to, keepdims=0)

@@ -8,7 +8,7 @@ import pytest
 
 import cupy_training_ops as cto
 
-from .one_operator import check_gradients, model_of
+from .one_operator import check_gradients, check_types, model_of
 
 torch = pytest.importorskip("torch")
 
@@ -57,6 +57,16 @@ OTHERS = {
     "antialiased cubic": (PLANES, {"scales": ODD}, {"mode": "cubic", "antialias": 1}),
     "nothing": (PLANES, {"sizes": np.array(PLANES)}, {"mode": "linear"}),
     "ceil": (PLANES, {"scales": ODD}, {"nearest_mode": "ceil"}),
+    "thrice, from end to end": (
+        PLANES,
+        {"scales": np.array([1, 1, 3, 1], np.float32)},
+        {"coordinate_transformation_mode": "align_corners"},
+    ),
+    "twice, the next pixel": (
+        PLANES,
+        {"scales": DOUBLE},
+        {"nearest_mode": "ceil", "coordinate_transformation_mode": "asymmetric"},
+    ),
     "floor": (
         PLANES,
         {"scales": DOUBLE},
@@ -83,6 +93,14 @@ def test_gradients_where_only_scales_are_known(mode, rng) -> None:
     [
         ({"mode": "cubic", "is_dynamic": True, "has_ranks": True}, "needs the extents of x and y"),
         ({"mode": "linear", "is_dynamic": True}, "needs the rank"),
+        (
+            {
+                "coordinate_transformation_mode": "align_corners",
+                "is_dynamic": True,
+                "has_ranks": True,
+            },
+            "needs the extents of x and y",
+        ),
         ({"coordinate_transformation_mode": "tf_crop_and_resize"}, "tf_crop_and_resize"),
     ],
 )
@@ -109,3 +127,41 @@ def test_gradients_are_those_of_pytorch(mode, rng) -> None:
     y = torch.nn.functional.interpolate(tensor, scale_factor=(2, 3), mode=mode)
     (y * torch.tensor(weights)).sum().backward()
     np.testing.assert_allclose(session.gradients["in0"], tensor.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_narrow_types(mode, rng) -> None:
+    check_types("Resize", inputs(PLANES, rng, sizes=SIZES), tuple(SIZES), rng, mode=mode)
+
+
+@pytest.mark.parametrize("align_corners", [0, 1])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_gradients_of_grids_are_those_of_pytorch(mode, padding, align_corners, rng) -> None:
+    """In images and beyond their borders."""
+    x, grid = rng.standard_normal((2, 3, 4, 5)), rng.uniform(-1.6, 1.6, (2, 3, 2, 2))
+    options = {"mode": mode, "padding_mode": padding, "align_corners": align_corners}
+    model = model_of("GridSample", [x, grid], **options)
+    session = cto.onnx.TrainingSession.from_model(model, loss="loss", optimizer="SGD")
+    weights = rng.standard_normal((2, 3, 3, 2))
+    session.accumulate(weights)
+    ours = [torch.tensor(array, requires_grad=True) for array in (x, grid)]
+    y = torch.nn.functional.grid_sample(*ours, mode, padding, bool(align_corners))
+    (y * torch.tensor(weights)).sum().backward()
+    for i, tensor in enumerate(ours[: 1 if mode == "nearest" else 2]):
+        np.testing.assert_allclose(session.gradients[f"in{i}"], tensor.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 5), (1, 1, 3, 4, 2)])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_gradients_of_grids_of_other_ranks(mode, shape, rng) -> None:
+    rank = len(shape) - 2
+    grid = rng.uniform(-1.2, 1.2, (1, *[2] * rank, rank))
+    if rank == 3 and mode == "cubic":
+        grid = grid[:, :1, :1, :1]
+    check_gradients("GridSample", [rng.standard_normal(shape), grid], rng, opset=20, mode=mode)
+
+
+def test_a_grid_s_narrow_types(rng) -> None:
+    arrays = [rng.standard_normal((1, 2, 3, 4)), rng.uniform(-0.9, 0.9, (1, 2, 2, 2))]
+    check_types("GridSample", arrays, (1, 2, 2, 2), rng, opset=20)

@@ -8,7 +8,7 @@ import pytest
 
 import cupy_training_ops as cto
 
-from .one_operator import check_gradients, model_of, needs
+from .one_operator import check_gradients, check_types, model_of
 
 torch = pytest.importorskip("torch")
 
@@ -65,6 +65,8 @@ CASES = {
     "smallest": ("TopK", [(3, 5), I64([3])], {"largest": 0, "sorted": 0, "n_others": 1}),
     "largest of none": ("TopK", [(3, 5), I64([0])], {"axis": 1, "n_others": 1}),
     "range": ("Range", [np.float64(1), np.float64(2.9), np.float64(0.5)], {"trainable": [0, 2]}),
+    "cut and padded": ("CenterCropPad", [(3, 4), I64([6, 1])], {}),
+    "cut and padded axes": ("CenterCropPad", [(3, 4, 2), I64([3, 7])], {"axes": [-1, 0]}),
     "compress": ("Compress", [(3, 4), np.array([True, False, True])], {"axis": -1}),
     "compress all": ("Compress", [(3, 2), np.array([False, True, True, False, True])], {}),
     "reverse": ("ReverseSequence", [(4, 3, 2), I64([1, 4, 2])], {}),
@@ -105,7 +107,6 @@ def test_gradients_are_those_of_finite_differences(name, shapes, rng) -> None:
     op_type, _, options = CASES[name]
     options = {"is_dynamic": shapes != "known", "has_ranks": shapes == "ranks", **options}
     inputs = inputs_of(CASES[name], rng)
-    needs(op_type, inputs, **options)
     if shapes == "nothing" and name in NEED_RANKS:
         with pytest.raises(cto.ArgumentError, match="needs the rank of 'in0_same'"):
             check_gradients(op_type, inputs, rng, **options)
@@ -153,3 +154,26 @@ def test_an_operator_without_a_gradient_is_refused_with_the_reason(rng) -> None:
     model = model_of("Unique", [rng.standard_normal(3)])
     with pytest.raises(cto.ArgumentError, match="which elements are equal changes"):
         cto.onnx.TrainingSession.from_model(model, loss="loss")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("concat", (2, 6)),
+        ("slice", (3, 3)),
+        ("gather", (2, 2, 3)),
+        ("gather nd", (4, 2)),
+        ("pad", (5, 4)),
+        ("pad reflecting", (8, 5)),
+        ("tile", (4, 3)),
+        ("depth to space, CRD", (2, 2, 4, 6)),
+        ("largest", (2, 5)),
+        ("scatter mul", (2, 3)),
+        ("scatter nd max", (3, 3)),
+        ("one hot", (2, 3, 2)),
+    ],
+)
+def test_narrow_types(name, shape, rng) -> None:
+    op_type, _, options = CASES[name]
+    inputs = [np.asarray(each) for each in inputs_of(CASES[name], rng)]
+    check_types(op_type, inputs, shape, rng, **options)

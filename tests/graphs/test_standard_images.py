@@ -65,6 +65,10 @@ def test_grids_over_other_types(rng) -> None:
     near = result("GridSample", x.astype(float), grid, mode="nearest")
     found = result("GridSample", x + 2**60, grid, mode="nearest", padding_mode="border")
     np.testing.assert_array_equal(found - 2**60, near)
+    for mode in ("nearest", "cubic"):
+        both = result("GridSample", x + 1j * x[:, ::-1], grid, mode=mode)
+        parts = [result("GridSample", y.astype(float), grid, mode=mode) for y in (x, x[:, ::-1])]
+        np.testing.assert_allclose(both, parts[0] + 1j * parts[1])
     halves = result("GridSample", x.astype(np.float16), grid.astype(np.float16))
     assert halves.dtype == np.float16
     far = np.array([np.inf, -np.inf, 1e30, -1e30]).reshape(1, 1, 2, 2)
@@ -89,6 +93,10 @@ def test_affine_grids_are_those_of_torch(align: int, size: tuple[int, ...], rng)
     found = result("AffineGrid", theta, np.array(size), align_corners=align)
     exact = functional.affine_grid(torch.tensor(theta), size, align_corners=bool(align))
     np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-12)
+    with pytest.raises(cto.ArgumentError, match="size: expected 4 or 5 extents, got 3"):
+        result("AffineGrid", theta, np.array(size[:3]))
+    with pytest.raises(cto.ArgumentError, match="expected a vector of extents"):
+        result("AffineGrid", theta, np.array([size]))
 
 
 # ---- regions -------------------------------------------------------------------------------------
@@ -212,6 +220,14 @@ def test_deformed_convolutions_place_by_place(has_more: bool, rng) -> None:
     np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-10)
     with pytest.raises(cto.ArgumentError, match="offset: expected"):
         result("DeformConv", x, w, offset[:, :-1], **attributes)
+    for wrong, words in (
+        ((None, mask[:, 1:]), "mask: expected shape"),
+        ((bias[1:],), "B: expected"),
+    ):
+        with pytest.raises(cto.ArgumentError, match=words):
+            result("DeformConv", x, w, offset, *wrong, **attributes)
+    with pytest.raises(cto.ArgumentError, match="expected one rank of at least 3"):
+        result("DeformConv", x, w[0], offset, **attributes)
 
 
 # ---- windows -------------------------------------------------------------------------------------
@@ -335,6 +351,16 @@ def test_the_best_boxes_one_by_one(by_centre: int, most: int, rng) -> None:
     )  # fmt: skip
     assert found.dtype == np.int64
     np.testing.assert_array_equal(found, best_boxes(boxes, scores, most, 0.25, F(0.3)))
+
+
+def test_a_box_that_is_left_out_hides_none() -> None:
+    """Each overlaps the next one alone."""
+    boxes = F([[[0, 0, 4, 4], [2, 0, 6, 4], [4, 0, 8, 4]]])
+    found = result("NonMaxSuppression", boxes, F([[[0.9, 0.8, 0.7]]]), np.array([9]), F([0.25]))
+    np.testing.assert_array_equal(found, [[0, 0, 0], [0, 0, 2]])
+    boxes = F([[[0, 0, 1, 5], [0, 3, 1, 8]]])  # 2 of 8 in common
+    found = result("NonMaxSuppression", boxes, F([[[0.9, 0.8]]]), np.array([9]), F([0.25]))
+    assert len(found) == 2
 
 
 def test_no_boxes_are_wanted_unless_said(rng) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -182,10 +183,10 @@ def test_adam_by_its_formulas(rng) -> None:
     x, g, v, h = (rng.uniform(0.5, 1, 4) for _ in range(4))
     options = {"norm_coefficient": 0.25, "norm_coefficient_post": 0.125, "epsilon": 0.5}
     for t in (0, 3):
-        found = stepped("Adam", 0.1, t, [x, g, v, h], 3, alpha=0.5, beta=0.75, **options)
+        found = stepped("Adam", 0.1, t, [x, g, v, h], 3, alpha=0.5, beta=0.875, **options)
         whole = 0.25 * x + g
-        new_v, new_h = 0.5 * v + 0.5 * whole, 0.75 * h + 0.25 * whole**2
-        rate = 0.1 * np.sqrt(1 - 0.75**t) / (1 - 0.5**t) if t else 0.1
+        new_v, new_h = 0.5 * v + 0.5 * whole, 0.875 * h + 0.125 * whole**2
+        rate = 0.1 * np.sqrt(1 - 0.875**t) / (1 - 0.5**t) if t else 0.1
         new = (1 - 0.125) * (x - rate * new_v / (np.sqrt(new_h) + 0.5))
         for one, other in zip(found, (new, new_v, new_h), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12)
@@ -228,6 +229,20 @@ def test_wide_windows_are_those_of_torch(mode: str, size: tuple[int, int], rng) 
     np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_wide_windows_keep_what_is_the_same_everywhere(mode: str) -> None:
+    x = np.full((1, 1, 9, 11), 3.0)
+    found = result("Resize", x, None, None, np.array([1, 1, 4, 3]), mode=mode, antialias=1)
+    np.testing.assert_allclose(found, np.full((1, 1, 4, 3), 3.0), rtol=1e-12)
+
+
+def test_a_crop_of_one_pixel_is_its_middle() -> None:
+    x = np.arange(9.0)
+    roi, sizes = np.array([0.25, 0.5]), np.array([1])
+    crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": "linear"}
+    np.testing.assert_array_equal(result("Resize", x, roi, None, sizes, **crop), [3])
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("by_scales", [False, True])
 def test_crops_are_those_of_the_reference(mode: str, by_scales: bool, rng) -> None:
@@ -262,6 +277,10 @@ def test_whole_numbers_have_no_values_between(rng) -> None:
     x = rng.integers(0, 9, (1, 1, 3, 3))
     with pytest.raises(cto.DtypeError, match="for mode=linear, got int64"):
         result("Resize", x, None, F([1, 1, 2, 2]), mode="linear")
+    text = """<ir_version: 10, opset_import: ["" : 19]>
+    g (uint8[1, 4] x, float[2] s) => (uint8[1, 8] y) { y = Resize <mode = "cubic"> (x, , s) }"""
+    with pytest.raises(cto.ArgumentError, match="for mode=cubic, got uint8"):
+        cto.onnx.Session(onnx.parser.parse_model(text))
     assert result("Resize", x, None, F([1, 1, 2, 2])).shape == (1, 1, 6, 6)
     with pytest.raises(cto.ArgumentError, match="extents of at least 0"):
         result("Resize", x, None, None, np.array([1, 1, -2, 2]))

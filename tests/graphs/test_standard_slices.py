@@ -169,6 +169,16 @@ def test_early_arrays_that_do_not_fit_are_refused(rng) -> None:
             result("Add", x, np.ones(shape), version=6, broadcast=1, **attributes)
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2, 3, -1])
+def test_an_early_hardmax_is_over_all_dimensions_behind(axis: int, rng) -> None:
+    x = rng.integers(0, 3, (2, 3, 4)).astype(np.float32)
+    found = result("Hardmax", x, version=11, axis=axis)
+    rows = x.reshape(int(np.prod(x.shape[:axis])), -1)
+    exact = np.zeros_like(rows)
+    exact[np.arange(len(rows)), rows.argmax(axis=1)] = 1
+    np.testing.assert_array_equal(found, exact.reshape(x.shape))
+
+
 def test_early_slopes_and_statistics_are_by_channel(rng) -> None:
     x, slope = rng.standard_normal((2, 3, 4)), rng.standard_normal(3)
     exact = np.where(x < 0, slope[:, None] * x, x)

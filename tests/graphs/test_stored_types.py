@@ -267,8 +267,9 @@ def test_products_of_codes_are_whole(kinds: tuple[str, str], rng) -> None:
     by_row = drawn(rng, 3, kinds[0])
     exact = (a[0].astype(int) - by_row[:, None]) @ b[0].astype(int)
     np.testing.assert_array_equal(result("MatMulInteger", a[0], b[0], by_row), exact)
-    with pytest.raises(cto.ArgumentError, match="b_zero_point: expected shape"):
-        result("MatMulInteger", a, b, a_zero, b_zero[:4])
+    for right, zero in ((b, b_zero[:4]), (b[0, :, 0], b[0, :, 0])):  # a vector has one column
+        with pytest.raises(cto.ArgumentError, match="b_zero_point: expected shape"):
+            result("MatMulInteger", a, right, a_zero, zero)
 
 
 def drawn(rng: np.random.Generator, shape: object, kind: str) -> np.ndarray:
@@ -326,3 +327,8 @@ def test_other_codes_than_bytes_are_refused() -> None:
     one, zero = F(1), codes[0, 0]
     with pytest.raises(cto.DtypeError, match="expected uint8 or int8, got float8e4m3fn"):
         result("QLinearMatMul", codes, one, zero, codes, one, zero, one, zero)
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float8e4m3fn[2, 2] a, float s, float8e4m3fn z) => (float8e4m3fn[2, 2] y) {
+        y = QLinearMatMul (a, s, z, a, s, z, s, z) }"""
+    with pytest.raises(cto.ArgumentError, match="a: expected uint8 or int8, got float8e4m3fn"):
+        cto.onnx.Session(onnx.parser.parse_model(text))

@@ -133,6 +133,7 @@ class AdamOptimizer(Op):
         return common.new_step(self.name, "T", t, update), m1, m2, w, g, mixed
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan the update's launches (`_update`), then one that counts the step (`count`)."""
         r, t, *arrays = specs[:7]
         loss_scale, norm, update, *max_norm = specs[7:-6]
         new_t, new_m1, new_m2, new_w, new_g, new_mixed = specs[-6:]
@@ -357,7 +358,10 @@ def rule(rates: tuple[float, ...], correct_bias: bool, decays_updated: object) -
 
 
 def over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Plan:
-    """A step over weights, gradients, both moments and low-precision weights, in this order."""
+    """Plan launches of adam__list, each over the chunks of a batch of parameters.
+
+    inputs, outputs: lists of weights, gradients, first and second moments, low-precision weights.
+    """
     w, g, m, *_ = inputs
     make = partial(launch, "adam__list", W=w[0].dtype, GRAD=g[0].dtype, MOMENT=m[0].dtype)
     return chunks_of_lists(inputs, outputs, args, chunk(w[0], m[0], CHUNK_NBYTES), make)
@@ -366,7 +370,7 @@ def over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pla
 def chunks_of_lists(
     inputs: Sequence[Any], outputs: Sequence[Any], args: Args, most: int, make: Any
 ) -> Plan:
-    """The launches `make` of a step, of so many elements a block at most."""
+    """Plan launches `make(grid, arguments)` of a step; a block has at most `most` elements."""
     w, g, m, v, mixed = inputs
     mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, outputs[-1])
     written = dict(enumerate([*(items or () for items in outputs[:-1]), new_mixed]))
@@ -376,7 +380,7 @@ def chunks_of_lists(
 
 
 def count(w: Dtype, g: Dtype, m: Dtype, *numbers: Any) -> Plan:
-    """The step after this one, by a kernel that is compiled for these arrays already."""
+    """Plan new_t = t + 1 by adam__count, in the module that is compiled for w, g and m already."""
     wide = FLOAT32 if m == UINT8 else m
     make = partial(launch, "adam__count", W=w, GRAD=g, MOMENT=wide)
     return common.count_step(make, *numbers)

@@ -16,19 +16,19 @@ from ...process_group.engine import AGAIN, SEPARATOR, Part, Ranks, disagreement
 
 
 def description(call: str, arrays: Iterable[HostArray | Spec]) -> str:
-    """A call and its arrays, in words that ranks compare."""
+    """Describe a call and its arrays in a text that ranks compare."""
     listed = list(arrays)
     shapes = (f"{dtype_name(a.dtype)} {tuple(a.shape)}" for a in listed)
     return SEPARATOR.join([f"{call} of {len(listed)} arrays", *shapes])
 
 
-def letter(where: str, tag: int, arrays: Iterable[HostArray | Spec]) -> str:
-    """A message of Send and Recv, which travels by cpu or cuda."""
+def transfer_description(where: str, tag: int, arrays: Iterable[HostArray | Spec]) -> str:
+    """Describe a Send and its Recv; both ranks compare the text. where: "cpu" or "cuda"."""
     return description(f"Send and Recv with tag {tag} on {where}", arrays)
 
 
 def shapes_in(text: str) -> tuple[tuple[int, ...], ...]:
-    """The shapes in a description that came; GroupError where they cannot be read."""
+    """Read the shapes from a received description; GroupError if it is malformed."""
     try:
         shapes = (part.partition(" ")[2] for part in text.split(SEPARATOR)[1:])
         return tuple(tuple(map(int, re.findall(r"\d+", shape))) for shape in shapes)

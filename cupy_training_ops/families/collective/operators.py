@@ -58,7 +58,7 @@ from ...process_group import ProcessGroup
 from . import queue
 from .facts import CAPACITY, CHUNK_NBYTES, DOTS, SCALES, THREADS
 from .members import owners
-from .messages import agree_each_time, letter, next_description, shapes_in
+from .messages import agree_each_time, next_description, shapes_in, transfer_description
 from .plan import GROUP_TYPE, NUMBERS, Collective, Rows, Specs, copies, once_per_group, table
 
 INPUT = Input("input", "T", variadic=True, shape="any shapes")
@@ -364,7 +364,7 @@ REMOTE = Input("Remote", "int64", memory="host", convert=integer)
 DONE = Output("OutputSignal", "bool", memory="host", shape="()")
 
 
-class Letter(Collective):
+class PointToPoint(Collective):
     """A message between two ranks."""
 
     tag = attribute(integer, doc="of the message, the same on both ranks")
@@ -385,15 +385,15 @@ class Letter(Collective):
             if spec.dtype != dtype:
                 refuse(self.name, f"element_types[{i}]", f"{spec.dtype}, as the array", f"{dtype}")
 
-    def letter(self, specs: Specs, rows: Rows, receiver: int, sender: int) -> Plan:
-        """The plan of a message, queued once both ranks have described it in the same words."""
-        text, group, op = letter("cuda", self.tag, specs), self.group, self.name
+    def _transfer(self, specs: Specs, rows: Rows, receiver: int, sender: int) -> Plan:
+        """Plan a transfer, queued on the GPU once both ranks have the same description of it."""
+        text, group, op = transfer_description("cuda", self.tag, specs), self.group, self.name
         agree = partial(agree_each_time, group, op, (receiver, sender), text)
         calls = queue.Calls(group, op, self.ranks, rows, agree, each_time=True)
         return Plan((Work("call", (calls, table(specs), table(specs))),))
 
 
-class Send(Letter):
+class Send(PointToPoint):
     """Arrays to another rank: its Recv gives Data; OutputSignal = True.
 
     Messages from one rank to another arrive in the order in which they are sent. The first with a
@@ -421,10 +421,10 @@ class Send(Letter):
 
     def plan(self, device: Device, signal: bool, remote: int, data: Specs, *_: object) -> Plan:
         rows = [queue.row("send", x.size, x.dtype, remote) for x in data]
-        return self.letter(data, rows, remote, self.group.rank)
+        return self._transfer(data, rows, remote, self.group.rank)
 
 
-class Recv(Letter):
+class Recv(PointToPoint):
     """Arrays from another rank: Data = those of its Send; OutputSignal = True.
 
     Shapes come ahead of the arrays, which the call waits for, unless they are given by `shapes` or
@@ -440,8 +440,8 @@ class Recv(Letter):
     outputs = (DONE, Output("Data", "T", variadic=True, shape="those that are sent"))
     needs = "a Send on the other rank"
     types: ClassVar[Types] = {"T": FIXED_SIZE}
-    shapes = attribute(optional(shapes), None, doc="None: as the message says")
-    arrays = attribute(one_of("cupy", "numpy"), "cupy", doc="whose arrive without out=")
+    shapes = attribute(optional(shapes), None, doc="None: read from the message")
+    arrays = attribute(one_of("cupy", "numpy"), "cupy", doc="library of the results without out=")
 
     def infer(self, signal: bool, remote: int) -> tuple[Inferred, ...]:
         self.check_remote(remote)
@@ -455,9 +455,10 @@ class Recv(Letter):
 
     def plan(self, device: Device, signal: bool, remote: int, done: object, data: Specs) -> Plan:
         rows = [queue.row("recv", x.size, x.dtype, remote) for x in data]
-        return self.letter(data, rows, self.group.rank, remote)
+        return self._transfer(data, rows, self.group.rank, remote)
 
     def __call__(self, /, *inputs: object, out: object = None, **keywords: Any) -> Any:
+        """Receive into `out`, into arrays of `shapes`, or into arrays of the message's shapes."""
         data = out[1] if isinstance(out, tuple) and len(out) == 2 else None
         arrays = data if isinstance(data, tuple) and all(a is not None for a in data) else ()
         if arrays:
@@ -474,7 +475,7 @@ class Recv(Letter):
         return super().__call__(*inputs, out=out, **keywords)
 
     def _with(self, shapes: tuple[tuple[int, ...], ...], arrays: str) -> Self:
-        """This operator for messages of these shapes."""
+        """Return this operator for messages of these shapes, cached in the group."""
         values = {**self.attribute_values, "shapes": shapes, "arrays": arrays}
         key = type(self), self.tag, self.element_types, shapes, arrays
         return once_per_group(self.group, key, partial(type(self), **values))
@@ -482,7 +483,7 @@ class Recv(Letter):
     def _next_shapes(
         self, inputs: Arguments, keywords: dict[str, object]
     ) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the next message."""
+        """Wait for the next message of the rank `remote`; return its arrays' shapes."""
         pairs = zip(self.inputs, (*inputs, None, None), strict=False)
         signal, remote = (keywords.get(item.name, value) for item, value in pairs)
         self.group.require_open(self.name)
@@ -496,9 +497,9 @@ class Recv(Letter):
         text = next_description(self.group, self.name, rank)
         shapes = shapes_in(text)
         specs = list(map(Spec, shapes, self.element_types))
-        own = letter(where, self.tag, specs)
-        if own != text:  # an error, there too
-            self.group.exchange(self.name, (self.group.rank, rank), own)
+        expected = transfer_description(where, self.tag, specs)
+        if expected != text:  # exchange raises ArgumentError on both ranks
+            self.group.exchange(self.name, (self.group.rank, rank), expected)
         return shapes
 
     def placement(self) -> tuple[Backend, int]:

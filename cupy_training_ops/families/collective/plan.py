@@ -38,7 +38,7 @@ def process_group(value: object) -> ProcessGroup:
 
 
 def once_per_group(group: ProcessGroup, key: object, make: Callable[[], T]) -> T:
-    """The group's object under this key, made once and only while the group is open."""
+    """Return the group's object under this key, made on first use; a closed group has none."""
     instance: T | None = group.instances.get(key)
     if instance is None:
         instance = group.instances[key] = make()
@@ -51,21 +51,21 @@ GROUP_TYPE = attribute(
 
 
 class WarmCall(NamedTuple):
-    """A call that only queues calls of NCCL, which the same arrays queue once more.
+    """A call that queued only NCCL calls, ready to queue them again for the same array objects.
 
-    Arrays have their memory as long as they live, whatever shapes they are given.
+    Arrays are compared by id(): while an object is alive its memory does not move.
     """
 
     backend: Backend
     device: int  # has to be current
     calls: queue.Calls
     prepared: queue.CallsAtAddresses
-    identities: tuple[int, ...] = ()
-    gone: Sequence[object] = ()  # arrays that are no more: another may have the identity of one
+    identities: tuple[int, ...] = ()  # id() of each array of the list
+    dead: Sequence[object] = ()  # not empty once an array was freed: its id() may be reused
 
     @classmethod
     def of(cls, call: Call, placed: Placed | None) -> WarmCall | None:
-        """The calls that were queued for arrays in these places; None if there was more to it."""
+        """Return the NCCL calls that `call` queued for arrays at `placed`; None if it did more."""
         if not isinstance(call, KernelCall) or placed is None or not placed[1]:
             return None
         step = call.ready.only_step
@@ -79,18 +79,18 @@ class WarmCall(NamedTuple):
 
     @classmethod
     def of_list(cls, last: LastCall) -> WarmCall | None:
-        """The call before, of one list in place; None for any other."""
+        """Return the last call if it was in place and of one list of arrays, else None."""
         call, arrays = last.call, last.arrays
         is_list = len(arrays.declared) == 1 and arrays.declared[0].variadic
         warm = cls.of(call, last.placed)
         if warm is None or not is_list or call.has_out or not call.returns_all:
             return None
         identities = arrays.identities[: len(arrays.references)]  # then those of None
-        return warm._replace(identities=identities, gone=arrays.dead)
+        return warm._replace(identities=identities, dead=arrays.dead)
 
-    def has(self, inputs: tuple[Any, ...]) -> bool:
-        """Return True if a call with these arrays, and nothing else, is the same on this device."""
-        if len(inputs) != 1 or self.gone or type(inputs[0]) not in (list, tuple):
+    def matches(self, inputs: tuple[Any, ...]) -> bool:
+        """Return True if inputs are one list of the same array objects, on the current device."""
+        if len(inputs) != 1 or self.dead or type(inputs[0]) not in (list, tuple):
             return False
         is_same = tuple(map(id, inputs[0])) == self.identities
         return is_same and self.backend.is_current(self.device)
@@ -105,7 +105,7 @@ class Bound:
         self._answer: Any = None
 
     def __call__(self, **values: Any) -> Any:
-        """Call it; where no value changes, the calls of NCCL before are queued once more."""
+        """Run the call; if no value changes, queue the previous NCCL calls again."""
         bound, warm, begun = self._bound, self._warm, self._op.group.begun
         try:
             if warm is not None and not values and warm.backend.is_current(warm.device):
@@ -137,7 +137,7 @@ class Collective(Op):
     group = attribute(process_group, doc="the ranks that make this call")
     group_type: int = GLOBAL  # where there is no such attribute
     ranks: Ranks
-    _warm: list[WarmCall]  # the call before, at most
+    _warm: list[WarmCall]  # the last call, or empty
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
@@ -147,8 +147,8 @@ class Collective(Op):
         group = self.group
         begun = group.begun
         try:
-            for warm in self._warm:  # one at most: another thread may take it away
-                if not keywords and warm.has(inputs):
+            for warm in self._warm:  # one at most; another thread may remove it meanwhile
+                if not keywords and warm.matches(inputs):
                     warm.calls.again(warm.prepared)
                     return tuple(inputs[0])
             results = super().__call__(*inputs, **keywords)
@@ -160,11 +160,14 @@ class Collective(Op):
             raise
 
     def bound(self, /, *inputs: object, **keywords: Any) -> Any:
-        """Bind as every operator does; a stop in the middle of a call ends the group, too."""
+        """Bind as other operators do; a bound call that is interrupted ends the group, too."""
         return Bound(self, super().bound(*inputs, **keywords))
 
     def end_if_stopped(self, begun: int, error: BaseException) -> None:
-        """End the group where another rank has heard of a call that was stopped; raise that."""
+        """If other ranks know of the call that `error` stopped, end the group and raise its error.
+
+        begun: group.begun before the call. Errors that all ranks raise (OpError) end nothing.
+        """
         if not isinstance(error, OpError) and self.group.begun != begun:
             raise self.group.broken(self.name, error) from error
 
@@ -175,7 +178,7 @@ class Collective(Op):
 
     @classmethod
     def shared(cls, **attributes: object) -> Self:
-        """The instance that its group keeps, and that ends with it."""
+        """Return the operator with these attributes, cached in its group until that is closed."""
         group = attributes.get("group")
         if not isinstance(group, ProcessGroup):
             return cls(**attributes)

@@ -14,7 +14,7 @@ from ...process_group import ProcessGroup
 from ...process_group.engine import Part
 from ...rules.widening import cast, quiet
 from .members import GLOBAL, members, owners
-from .messages import as_arrays, as_bytes, description, letter
+from .messages import as_arrays, as_bytes, description, transfer_description
 
 Arrays = Sequence[HostArray]
 Combine = Callable[[Sequence[Arrays]], Sequence[Arrays]]  # each rank's arrays to its share
@@ -24,12 +24,12 @@ SMALL = float(np.sqrt(np.finfo(np.float64).tiny))  # a squared norm below it cou
 
 
 def nccl_all_reduce(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
-    """Sums, for every rank."""
+    """Sum the ranks' arrays, for every rank."""
     return _together("NcclAllReduce", group, group_type, inputs, _sums)
 
 
 def nccl_all_gather(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
-    """Each array as its owner has it."""
+    """Return each array as its owner has it; `owners` divides the arrays among ranks."""
 
     def gather(by_rank: Sequence[Arrays]) -> list[Arrays]:
         pairs = enumerate(owners("NcclAllGather", [x.size for x in inputs], len(by_rank)))
@@ -40,7 +40,7 @@ def nccl_all_gather(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> 
 
 
 def nccl_reduce_scatter(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
-    """Sums for their owners, the others' arrays as they are."""
+    """Sum the arrays that this rank owns over all ranks; return the others unchanged."""
 
     def scatter(by_rank: Sequence[Arrays]) -> list[Arrays]:
         owned = owners("NcclReduceScatter", [x.size for x in inputs], len(by_rank))
@@ -59,12 +59,12 @@ def megatron_f(x: HostArray, *, group: ProcessGroup, group_type: int) -> HostArr
 
 
 def megatron_g(x: HostArray, *, group: ProcessGroup, group_type: int) -> HostArray:
-    """The sum, for every rank."""
+    """Sum x over the ranks, for every rank."""
     return _together("MegatronG", group, group_type, [x], _sums)[0]
 
 
 def adasum_all_reduce(inputs: Arrays, *, group: ProcessGroup, reduce_algo: int) -> Arrays:
-    """Pairs of ranks combined, level by level."""
+    """Combine ranks r and r + step by Adasum, for step = 1, 2, 4, ... or from local_size on."""
     level = 1 if reduce_algo < 2 else group.local_size or 1
 
     def combine(by_rank: Sequence[Arrays]) -> Sequence[Arrays]:
@@ -87,8 +87,8 @@ def send(
     tag: int,
     element_types: tuple[Dtype, ...],  # noqa: ARG001 - those of the data
 ) -> None:
-    """The arrays to another rank, which has received them when this returns."""
-    text, parts = letter("cpu", tag, data), list(map(as_bytes, data))
+    """Send arrays to rank `remote`, which has received them when this returns."""
+    text, parts = transfer_description("cpu", tag, data), list(map(as_bytes, data))
     group.exchange("Send", (remote, group.rank), text, parts, _handed_over)
 
 
@@ -102,23 +102,23 @@ def recv(
     shapes: tuple[tuple[int, ...], ...] | None,
     arrays: str,  # noqa: ARG001 - NumPy's here
 ) -> list[Arrays]:
-    """The arrays of another rank."""
+    """Receive the arrays that rank `remote` sends with this tag; both refuse unequal messages."""
     pairs = zip(shapes or (), element_types, strict=True)
     expected = [Spec(shape, dtype) for shape, dtype in pairs]
-    text = letter("cpu", tag, expected)
+    text = transfer_description("cpu", tag, expected)
     parts = group.exchange("Recv", (group.rank, remote), text, (), _handed_over)
     return [as_arrays(parts, expected)]
 
 
 def _handed_over(by_rank: list[list[memoryview]]) -> list[list[memoryview]]:
-    """Parts for each of two ranks: the first one gets the second one's."""
+    """Return the parts for (receiver, sender): the receiver gets the sender's."""
     return [by_rank[1], []]
 
 
 def _together(
     name: str, group: ProcessGroup, group_type: int, inputs: Arrays, combine: Combine
 ) -> Arrays:
-    """This rank's share of `combine` of all ranks' arrays, which the first rank computes."""
+    """Return this rank's share of combine(all ranks' arrays), which the first rank computes."""
 
     def answer(by_rank: list[list[memoryview]]) -> list[Sequence[Part]]:
         arrays = [as_arrays(parts, inputs) for parts in by_rank]
@@ -133,7 +133,7 @@ def _together(
 
 @quiet
 def _sums(by_rank: Sequence[Arrays]) -> list[Arrays]:
-    """The sums of what the ranks have, computed in float64 or as integers, for each rank."""
+    """Sum arrays over ranks, in float64 or as integers; return the same sums for each rank."""
     sums = [functools.reduce(np.add, map(_wide, column)) for column in zip(*by_rank, strict=True)]
     pairs = zip(sums, by_rank[0], strict=True)
     return [[_narrow(total, x.dtype) for total, x in pairs]] * len(by_rank)

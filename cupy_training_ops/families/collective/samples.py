@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Collectives in a group of one rank: what they make of lists, in place or not."""
+"""Samples of collectives, in a group of one rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
 
 
 def arrays(rng: Generator, shapes: tuple[Shape, ...], dtype: Dtype, is_list: bool) -> list[Any]:
-    """Small numbers, also of either sign where there is one; bools of both kinds."""
+    """Draw one array of each shape; return [the list of them] for an operator of lists.
+
+    Numbers are in [-9, 9], unsigned ones in [0, 9]; bools are True or False.
+    """
     least = {"u": 0, "b": -0.9}.get(dtype.kind, -9)
     most = 0.9 if dtype.kind == "b" else 9
     numbers = [rng.uniform(least, most, s) for s in shapes]
@@ -37,7 +40,7 @@ def arrays(rng: Generator, shapes: tuple[Shape, ...], dtype: Dtype, is_list: boo
 
 
 def samples() -> Iterator[Sample]:
-    """All shapes in one type, small lists in the others."""
+    """Yield samples of each operator: all of LISTS in one dtype, and 7 elements in every dtype."""
     for number, (name, cls) in enumerate(OPS.items()):
         is_list = cls.inputs[0].variadic
         if cls.needs:

@@ -25,9 +25,9 @@ class Convolution:
     """Y[n, m, o] = sum over c, k of X[n, g C/G + c, o s - p + k d] W[m, c, k], g = m // (M/G).
 
     o, k, s, p and d have a number for each spatial axis; X is 0 outside. X has shape (N, C, image),
-    Y (N, M, output), W (M, C/G, kernel). What padding at the end of an axis there is follows from
-    the output; elements of X that no output touches are possible too. W has at least one element,
-    the batch and extents of image and output may be 0.
+    Y (N, M, output), W (M, C/G, kernel). The padding at the end of an axis follows from the output;
+    the last elements of X may be unused. W has at least one element; the batch and the extents of
+    image and output may be 0.
     """
 
     batch: int  # N
@@ -69,7 +69,7 @@ class Convolution:
         return self.filters // self.group
 
     def padded_to(self, rank: int) -> Convolution:
-        """The convolution with `rank` spatial axes: new ones stand in front, with extent 1."""
+        """Return the convolution with `rank` spatial axes; new ones come first, with extent 1."""
         ones = (1,) * (rank - self.rank)
         return replace(
             self,
@@ -101,11 +101,11 @@ class Attributes:
 
     @classmethod
     def of(cls, op: str, values: Mapping[str, Any]) -> Attributes:
-        """The attributes by name, all but allow_tf32, which changes no shape."""
+        """Make the attributes from a dict; allow_tf32, which changes no shape, is ignored."""
         return cls(op, **{name: v for name, v in values.items() if name != "allow_tf32"})
 
     def convolution(self, x: Shape, w: Shape) -> Convolution:
-        """The convolution of X (N, C, I...) and W (M, C / group, K...)."""
+        """Return the convolution of X (N, C, I...) and W (M, C / group, K...)."""
         self._check_shapes(x, w)
         filters, channels = w[0], w[1] * self.group
         if filters % self.group:
@@ -119,8 +119,10 @@ class Attributes:
         return self._convolution(x[0], channels, filters, (x[2:], output), axes, pads)
 
     def transposed_convolution(self, x: Shape, w: Shape) -> Convolution:
-        """The convolution whose data gradient is the transposed one of X (N, C, I...) and
-        W (C, M / group, K...): X takes the place of its Y, W stays."""
+        """Return the convolution whose data gradient is the transposed convolution of X and W.
+
+        X (N, C, I...) is its dY, W (C, M / group, K...) its W.
+        """
         self._check_shapes(x, w)
         if w[0] % self.group:
             refuse(self.op, "W", f"channels in {self.group} equal groups", f"shape {w}")
@@ -151,7 +153,7 @@ class Attributes:
             refuse(self.op, "kernel_shape", f"{w[2:]}, as W", f"{self.kernel_shape}")
 
     def axes(self, kernel: Shape) -> list[Axis]:
-        """Each axis before its extents are known."""
+        """Return the spatial axes, without extents of image and output."""
         n = len(kernel)
         strides = self._of_axes("strides", self.strides, n, 1)
         dilations = self._of_axes("dilations", self.dilations, n, 1)
@@ -162,6 +164,7 @@ class Attributes:
         return [Axis(self.auto_pad, *numbers) for numbers in each]
 
     def _of_axes(self, name: str, values: Shape | None, n: int, default: int) -> Shape:
+        """Return an attribute of n integers, or n defaults; refuse another number of them."""
         if values is not None and len(values) != n:
             refuse(self.op, name, f"{n} integer{'s' if n > 1 else ''}", f"{values}")
         return (default,) * n if values is None else values
@@ -187,7 +190,7 @@ class Attributes:
         axes: list[Axis],
         pads: Shape,
     ) -> Convolution:
-        """The convolution of these extents of image and output, none too far along an axis."""
+        """Return the convolution with extents (image, output); refuse 2^31 padded elements."""
         for axis, image, output, pad in zip(axes, *extents, pads, strict=True):
             end = max(image + pad, output * axis.stride) + axis.reach - 1
             if end > MAX_EXTENT:
@@ -218,14 +221,13 @@ class Axis:
 
     @property
     def reach(self) -> int:
-        """Elements from the first that a kernel touches to the last."""
+        """Return the extent of the dilated kernel: (kernel - 1) * dilation + 1."""
         return (self.kernel - 1) * self.dilation + 1
 
     def of_image(self, image: int, *, ceil: bool = False) -> tuple[int, int]:
-        """The extent of the output, negative where there is none, and the pad before the image.
+        """Return (extent of the output, pad before the image); -1 if the kernel does not fit.
 
-        With `ceil` the last place of the kernel may reach beyond the pads, if it begins before
-        them.
+        With `ceil` the last place of the kernel may end beyond the pads, if it begins before them.
         """
         if self.auto_pad.startswith("SAME"):
             output = -(-image // self.stride)
@@ -237,11 +239,14 @@ class Axis:
         return (room // self.stride + 1 if room >= 0 else -1), self.begin
 
     def behind(self, image: int, output: int, pad: int) -> int:
-        """Pads behind an image that `output` places of the kernel need, with `pad` before it."""
+        """Return the pad after an image that `output` places need, with `pad` before it."""
         return max(0, (output - 1) * self.stride + self.reach - image - pad)
 
     def of_output(self, output: int, extra: int, image: int | None) -> tuple[int, int]:
-        """The extent of the image, negative where there is none, and the pad before it."""
+        """Return (extent of the image, pad before it); it is negative if the kernel does not fit.
+
+        extra: output_padding. image: the extent that output_shape demands, or None.
+        """
         whole = self.stride * (output - 1) + self.reach + extra
         if image is None and self.auto_pad.startswith("SAME"):
             image = output * self.stride
@@ -250,8 +255,8 @@ class Axis:
         return image, self._first_part(max(0, whole - image))
 
     def _first_part(self, pads: int) -> int:
-        """Pads at the beginning, of `pads` at both ends: the larger half but for SAME_UPPER.
+        """Return the part of `pads` at the beginning: the larger half, the smaller for SAME_UPPER.
 
-        Without auto_pad, too, where an output_shape says how many pads there are.
+        Pads that follow from output_shape are divided like this without auto_pad, too.
         """
         return pads // 2 if self.auto_pad == "SAME_UPPER" else pads - pads // 2

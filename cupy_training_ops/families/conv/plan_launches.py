@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Launches of several plans: the wanted results, sums of parts, a bias's gradient, copies."""
+"""Launches that several plans share: sums of parts, the gradient of a bias, copies."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from .facts import BLOCKS, SIDE, THREADS
 from .plan_variants import small_variant
 
 SUMMERS = 8  # threads that add up many parts of one number
-LINES = 64  # of a block that sums, at least
+LINES = 64  # minimum of lines that a block sums
 
 Slots = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The results wanted of X, Y and W: an image, from Y or X, and gradients of W and a bias.
+    """Arrays of a call, and the results that it computes; None for others.
 
-    Of an image alone, what it is computed from stands for X and Y.
+        image    Y = conv(X, W) + bias, or dX from dY (`is_gradient`)
+        dw, db   gradients of W and of a bias, from X and dY
+
+    y is Y or dY. A call for an image alone has its `source` as x and as y.
     """
 
     x: Spec
@@ -41,17 +44,17 @@ class Wanted:
 
     @property
     def dtype(self) -> Dtype:
-        """The type of all."""
+        """Return the dtype of all arrays."""
         return self.x.dtype
 
     @property
     def source(self) -> Spec:
-        """The array that the image is computed from."""
+        """Return the array that the image is computed from."""
         return self.y if self.is_gradient else self.x
 
     @property
     def target(self) -> Spec:
-        """The image, where one is wanted."""
+        """Return the image, of a call that computes one."""
         assert self.image is not None
         return self.image
 
@@ -68,12 +71,12 @@ class Wanted:
 
 
 def geometry(conv: Convolution) -> dict[str, Shape]:
-    """Fields of layouts that say what X and Y are."""
+    """Return the fields of a layout struct for X, Y and the filter's taps."""
     return {"image": conv.image, "output": conv.output, **taps(conv)}
 
 
 def taps(conv: Convolution) -> dict[str, Shape]:
-    """Fields of all layouts."""
+    """Return the fields of a layout struct for the filter's taps."""
     return {
         "kernel": conv.kernel,
         "stride": conv.strides,
@@ -86,22 +89,26 @@ def taps(conv: Convolution) -> dict[str, Shape]:
 
 
 def total(sums: Scratch | None, to: Spec, parts: int, slots: Slots) -> Launch:
-    """The sums of all parts."""
+    """Plan to[i] = sums[0][i] + ... + sums[parts - 1][i]; zeros if there are no parts."""
     each = summers(parts)
     config = Config((ceil_div(to.size * each, THREADS),), (THREADS,))
     return Launch("conv__total", config, (sums, to, parts, each, to.size), slots)
 
 
 def summers(parts: int) -> int:
-    """Threads that add up the parts of one number."""
+    """Return the number of threads that share one sum over parts."""
     return 1 if parts <= SUMMERS else SUMMERS
 
 
 def bias_gradient(device: Device, y: Spec, bias: Spec, slots: Slots | None = None) -> Plan:
-    """The sum of each channel of an array (N, channels, ...), where no other launch sums it."""
+    """Plan bias[c] = sum of y[n, c, ...] over images and positions, if no other launch sums y.
+
+    Two launches: sums of parts in scratch memory, then their total. With channels first a part is
+    every parts-th image n of one channel.
+    """
     slots = slots or small_variant(y.dtype).slots
     if y.channels_last:
-        return _sums_of_lines(device, y, bias, slots)
+        return _bias_gradient_channels_last(device, y, bias, slots)
     batch, channels, plane = y.shape[0], y.shape[1], math.prod(y.shape[2:])
     wanted = ceil_div(BLOCKS * device.multiprocessors * 4, channels)
     parts = min(wanted, ceil_div(batch, THREADS // 32)) if plane else 0
@@ -114,20 +121,23 @@ def bias_gradient(device: Device, y: Spec, bias: Spec, slots: Slots | None = Non
     return scratch.plan(step, total(sums, bias, parts, slots))
 
 
-def _sums_of_lines(device: Device, y: Spec, bias: Spec, slots: Slots) -> Plan:
-    """Sums over the lines of an array with its channels last."""
+def _bias_gradient_channels_last(device: Device, y: Spec, bias: Spec, slots: Slots) -> Plan:
+    """Plan bias[c] = sum of y[line, c] over lines: y is a matrix (images x positions, channels).
+
+    A part is `lines_of_part` neighbouring lines; a block sums SIDE channels (a tile) of one part.
+    """
     channels = y.shape[1]
     n_lines, tiles = y.size // channels, ceil_div(channels, SIDE)
     wanted = ceil_div(BLOCKS * device.multiprocessors * 4, tiles)
-    of_part = ceil_div(n_lines, min(wanted, ceil_div(n_lines, LINES)))
-    parts = ceil_div(n_lines, of_part)
+    lines_of_part = ceil_div(n_lines, min(wanted, ceil_div(n_lines, LINES)))
+    parts = ceil_div(n_lines, lines_of_part)
     scratch = ScratchMemory()
     sums = scratch.take(parts * channels, computed_in(y.dtype))
-    args = (y, sums, n_lines, channels, of_part)
+    args = (y, sums, n_lines, channels, lines_of_part)
     step = Launch("conv__line_sums", Config((parts * tiles,), (THREADS,)), args, slots)
     return scratch.plan(step, total(sums, bias, parts, slots))
 
 
 def copies_of(dtype: Dtype) -> Copies:
-    """Copies of arrays that kernels do not read or write as they lie."""
+    """Return the copies to and from layouts that kernels do not read or write directly."""
     return Copies("conv__transpose", small_variant(dtype).slots)

@@ -242,10 +242,10 @@ def parts_of_sum(device: Device, tiles: int, positions: int, most: int) -> int:
 
 
 def spread_residues(conv: Convolution) -> Convolution:
-    """A data gradient as one of stride 1 with a channel for each residue of the strides, or `conv`.
+    """Rewrite a data gradient of stride s as one of stride 1; return `conv` if it does not fit.
 
-    Residue r of X reads what position i of it, i s + r of X, is near to: places i + ceil(p / s) - j
-    of Y for the taps j of a window that has the taps of all residues.
+    Along each axis, X[i s + r], r < s, becomes channel r at position i, so an image of n elements
+    becomes s channels of n / s. All channels read the same places of Y, those of `window`.
     """
     n_residues = math.prod(conv.strides)
     rows = conv.group_channels * n_residues
@@ -265,7 +265,14 @@ def spread_residues(conv: Convolution) -> Convolution:
 
 
 def window(conv: Convolution) -> tuple[Shape, Shape]:
-    """The kernel and the pads of `spread_residues(conv)`."""
+    """Return the kernel and the pads, along each axis, of `spread_residues(conv)`.
+
+    Tap k < K of Y[o] is added to X[o s - p + k]. So X[i s + r], r < s, reads Y[o] for
+
+        i - (K - 1 - p) // s <= o <= i + ceil(p / s)
+
+    which are ceil(p / s) + (K - 1 - p) // s + 1 places; ceil(p / s) are the pads.
+    """
     pads = tuple(ceil_div(p, s) for p, s in zip(conv.pads, conv.strides, strict=True))
     each = zip(conv.kernel, conv.strides, conv.pads, pads, strict=True)
     return tuple(pad + (k - 1 - p) // s + 1 for k, s, p, pad in each), pads

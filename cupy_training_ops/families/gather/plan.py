@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 LONG_SORT = 2**20  # slices from which on a sort takes longer than its launches
 LONG_DIGIT_BITS = 8  # of a long sort with more than two digits: longer runs are worth another pass
 MANY_ROWS = 2**20  # rows from which on there are enough blocks of STARTS_ROWS for a GPU
-DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at all beats searches
+DENSE, SPARSE = 4, 16  # slices a row, rows a slice: up to these, reading all beats searches
 
 ROWS = 4  # rows whose sums one thread makes, where these have few slices
 MAX_DIGIT_BITS = facts.RADIX.bit_length() - 1
 SORT_BLOCKS = 2  # of a multiprocessor
-MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
+MAX_LOOKS = 2**16  # reads of indices, by all elements of dX, that cost less than a second launch
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
 MAX_32_BIT = 2**32 - 1
 
@@ -66,7 +66,7 @@ MAX_OF_BUCKET = 2**14  # rows of dY a bucket, which a warp adds up one after the
 
 
 class Kernels(NamedTuple):
-    """An operator's own kernels: they know which row a slice goes to. All others are shared."""
+    """Kernels of one operator, which compute a slice's row from its indices; others are shared."""
 
     few: str
     keys: str
@@ -104,33 +104,42 @@ class Sizes:
 
     @property
     def key(self) -> Dtype:
-        """The type of row numbers and slice numbers."""
+        """Return the type of row numbers and slice numbers: uint32 if both fit, else uint64."""
         return np.dtype(np.uint32 if max(self.K, self.G) <= MAX_32_BIT else np.uint64)
 
     @property
     def argument(self) -> np.void:
-        """The kernels' struct."""
+        """Return the sizes as the kernels' struct."""
         return by_value(facts.Sizes, n_slices=self.K, n_rows=self.G, width=self.W)
 
 
 @dataclass(frozen=True)
 class Digit:
-    """One digit of the sort keys 0 .. G."""
+    """One digit of the sort keys 0 .. G: key >> shift & (2^bits - 1)."""
 
     shift: int
     bits: int
 
 
 def digits(rows: int, slices: int, most: int) -> tuple[Digit, ...]:
-    """The fewest digits of at most `most` bits that hold every key, of about the same width."""
+    """Split keys 0 .. rows into as few digits of `most` bits as possible, all about as wide.
+
+    12 bits and most = 8: two digits of 6 bits. Long sorts that need three digits or more have
+    digits of LONG_DIGIT_BITS instead.
+    """
     bits = rows.bit_length()
-    longer = slices >= LONG_SORT and bits > 2 * most
-    width = ceil_div(bits, ceil_div(bits, LONG_DIGIT_BITS if longer else most))
+    is_long = slices >= LONG_SORT and bits > 2 * most
+    n_digits = ceil_div(bits, LONG_DIGIT_BITS if is_long else most)
+    width = ceil_div(bits, n_digits)
     return tuple(Digit(shift, min(width, bits - shift)) for shift in range(0, bits, width))
 
 
 def levels(slices: int, fanout: int) -> tuple[int, ...]:
-    """Nodes of each level of partial sums, until few enough are left for one thread."""
+    """Count the nodes of each level of partial sums: each level has 1 / fanout of the one below.
+
+    The last level has at most 2 fanout nodes, which one thread adds. 1000 slices and fanout 8:
+    (125, 15).
+    """
     counts = [slices]
     while counts[-1] > 2 * fanout:
         counts.append(counts[-1] // fanout)
@@ -138,40 +147,52 @@ def levels(slices: int, fanout: int) -> tuple[int, ...]:
 
 
 def n_sums(counts: tuple[int, ...]) -> int:
-    """Partial sums: one of each node, and one of what is behind each node of the first level."""
+    """Count the partial sums: one for each node, two for a node of the first level.
+
+    A first-level node whose slices go to several rows has the sums of its first and its last row.
+    """
     return sum(counts) + sum(counts[:1])
 
 
 def rows_of_a_thread(sizes: Sizes, fanout: int) -> int:
-    """Rows whose sums a thread makes: ROWS if a thread loads all their slices together, else 1."""
+    """Return how many rows a thread sums: ROWS if they have few slices on average, else 1."""
     return ROWS if fanout * sizes.G > sizes.K * ROWS else 1
 
 
 def are_few(sizes: Sizes) -> bool:
-    """Return True if every element of dX looks at every slice, in one launch."""
+    """Return True if one launch suffices, in which every element of dX reads every index."""
     return sizes.K <= THREADS and sizes.K * sizes.B * sizes.G * sizes.W <= MAX_LOOKS
 
 
 def sums_parents(sizes: Sizes, runs: int) -> bool:
-    """Return True if blocks sum the nodes above theirs: of one batch, with one node each."""
+    """Return True if one launch sums two levels: its last block of a parent adds the parent.
+
+    Needs one batch, and at most FANOUT nodes a block.
+    """
     return sizes.B == 1 and items_grid(1, 1, runs, 1)[0].block[1] <= FANOUT
 
 
 def alone_nbytes(rows: int) -> int:
-    """Shared memory of a block that sorts: counts of its warps and all, entries twice, ranks."""
+    """Return the shared memory of a block that sorts all entries, `rows` of them a thread.
+
+    It has counts of digits by warp and in all, two buffers of entries, and ranks.
+    """
     warps = facts.ALONE_THREADS // WARP
     counts = 2 * warps * facts.RADIX + 4 * (facts.RADIX + warps)
     return counts + (8 + 8 + 2) * rows * facts.ALONE_THREADS
 
 
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
-    """Elements of a packet: 16 bytes where every row consists of whole aligned ones, else 1."""
+    """Return the elements of a packet: 16 bytes if rows are aligned multiples of them, else 1."""
     n = VEC_NBYTES // dy.dtype.itemsize
     return n if width % n == 0 and dy.aligned and dx.aligned else 1
 
 
 def items_grid(batches: int, n: int, runs: int, packets: int) -> tuple[Config, np.void]:
-    """Grid and `Items` for n items in each batch, a thread taking `packets` of an item's `runs`."""
+    """Return a grid and its struct Items for n items in each batch, of `runs` packets each.
+
+    A thread has `packets` packets of one item, neighbouring threads (lanes) share it.
+    """
     lanes = min(THREADS, 1 << (ceil_div(runs, packets) - 1).bit_length())
     items_a_block = THREADS // lanes
     column_blocks = ceil_div(runs, lanes * packets)
@@ -186,13 +207,13 @@ def items_grid(batches: int, n: int, runs: int, packets: int) -> tuple[Config, n
 
 
 def one_each(n: int, a_block: int, threads: int = THREADS) -> Config:
-    """A flat grid whose blocks take `a_block` of n things."""
+    """Return a grid of one dimension for n elements, `a_block` of them in each block."""
     return Config((ceil_div(n, a_block),), (threads,))
 
 
 @dataclass
 class Scatter:
-    """The plan of one call: which slices go where, and the launches that add them."""
+    """Builder of one call's plan, which collects launches. target: arguments with the indices."""
 
     op: Op
     device: Device
@@ -212,7 +233,7 @@ class Scatter:
 
     @property
     def kernels(self) -> Kernels:
-        """The operator's own."""
+        """Return the operator's own kernels."""
         return KERNELS[self.op.name]
 
     def launch(self, symbol: str, config: Config, *args: object) -> None:
@@ -237,25 +258,25 @@ class Scatter:
         return self.sizes.B * rows * self.sizes.W <= MAX_ATOMIC
 
     def plan(self) -> Plan:
-        """The launches up to now."""
+        """Return the plan of the launches so far."""
         return self.scratch.plan(*self.launches)
 
     def zero(self, target: Spec | Scratch, dtype: Dtype) -> None:
-        """Zeros for dX, or for its sums in another type."""
+        """Launch zeros into `target`, of dX's shape and this dtype."""
         n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
         packet = VEC_NBYTES // self.dx.dtype.itemsize
         config = one_each(n, THREADS * facts.ZERO_VECS * packet)
         self.launch("gather__zero", config, target, n)
 
     def add_few(self) -> Plan:
-        """One launch: the same bits, run after run."""
+        """Plan one launch in which each element of dX adds its slices; deterministic."""
         s, n = self.sizes, self.dx.size
         args = (*self.target, self.dy, self.dx, n, s.argument)
         self.launch(self.kernels.few, one_each(n, THREADS), *args)
         return self.plan()
 
     def add_slices(self) -> Plan:
-        """Sort by row and sum in order: the same bits, run after run."""
+        """Plan a sort by row and sums in that order; deterministic."""
         entries, s = self.sort(), self.sizes
         starts = self.scratch.take(s.G + 1, s.key)
         many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
@@ -271,7 +292,7 @@ class Scatter:
         return self.plan()
 
     def sort(self) -> Scratch:
-        """The (row, slice) entries in stable order."""
+        """Launch a stable sort of the (row, slice) entries by row; return them."""
         rows = ceil_div(self.sizes.K, facts.ALONE_THREADS)
         fits = alone_nbytes(rows) <= self.device.max_shared_nbytes
         if rows <= facts.ALONE_ROWS and fits and self.sizes.key.itemsize == 4:
@@ -279,7 +300,7 @@ class Scatter:
         return self.sort_by_passes()
 
     def sort_at_once(self, rows: int) -> Scratch:
-        """A sort in one launch, by one block."""
+        """Sort in one launch, by one block."""
         n, bits = self.sizes.K, self.sizes.G.bit_length()
         entries = self.scratch.take(2 * n, self.sizes.key)
         width = digits(self.sizes.G, n, MAX_DIGIT_BITS)[0].bits
@@ -291,7 +312,7 @@ class Scatter:
         return entries
 
     def sort_by_passes(self) -> Scratch:
-        """A sort by two launches a digit."""
+        """Sort by two launches for each digit: count its values by block, then scatter entries."""
         n, key = self.sizes.K, self.sizes.key
         is_long = n >= LONG_SORT
         items = facts.LONG_ITEMS if is_long else facts.SHORT_ITEMS
@@ -322,7 +343,10 @@ class Scatter:
         sums: Scratch,
         n_starts: int,
     ) -> None:
-        """Partial sums level by level; `n_starts` blocks of the first launch look for starts."""
+        """Launch partial sums level by level.
+
+        The first `n_starts` blocks of the first launch write `starts`, the first entry of each row.
+        """
         s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
         symbol = "gather__sum_nodes" if self.packet > 1 else "gather__sum_nodes__scalar"
@@ -351,7 +375,7 @@ class Scatter:
 
     @property
     def packet(self) -> int:
-        """Elements that a thread moves at a time."""
+        """Return the elements that a thread loads at once."""
         return packet_size(self.sizes.W, self.dy, self.dx)
 
     def sum_rows(
@@ -361,7 +385,7 @@ class Scatter:
         starts: Scratch,
         sums: Scratch,
     ) -> None:
-        """Every row of dX."""
+        """Launch the sums of all rows of dX, from partial sums and single entries."""
         s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
@@ -373,13 +397,13 @@ class Scatter:
         self.launch(symbol, config, *arrays, *numbers)
 
     def add_slices_atomically(self) -> Plan:
-        """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
+        """Plan atomic additions of slices; the order of additions, and so rounding, may vary."""
         s = self.sizes
         config, items = items_grid(s.B, s.K, s.W, ATOMIC_ITEMS)
         return self.atomic(self.kernels.atomic, config, items, s.argument)
 
     def atomic(self, symbol: str, config: Config, *args: object) -> Plan:
-        """A kernel's additions, between zeros and rounding."""
+        """Plan zeros, a kernel's atomic additions, and rounding if sums are wider than dX."""
         sums = self.scratch.take(self.dx.size, self.acc) if self.narrow else self.dx
         self.zero(sums, self.acc)
         self.launch(symbol, config, *self.target, self.dy, sums, *args)
@@ -404,12 +428,12 @@ class Columns:
 
     @property
     def buckets(self) -> int:
-        """Buckets of a column."""
+        """Return the buckets of a column: BUCKET_ROWS rows of dX each."""
         return ceil_div(self.G, BUCKET_ROWS)
 
 
 def sums_nbytes(scatter: Scatter) -> int:
-    """Shared memory for the sums of a block's buckets."""
+    """Return the shared memory for the sums of a block's buckets, one in each of its columns."""
     return SUM_COLUMNS * (BUCKET_ROWS + 4) * scatter.acc.itemsize
 
 
@@ -427,7 +451,10 @@ def columns_are_faster(scatter: Scatter, columns: Columns) -> bool:
 
 
 def add_columns(scatter: Scatter, columns: Columns) -> Plan:
-    """Count, sort by bucket and sum column by column, in order."""
+    """Plan counts, a move to buckets and sums, column by column; deterministic.
+
+    Entries of each column are sorted by bucket only; a warp then adds a bucket's in their order.
+    """
     strips = ceil_div(columns.C, COLUMNS)
     blocks = max(1, COLUMN_BLOCKS * scatter.device.multiprocessors // strips)
     span = align_up(ceil_div(columns.R, blocks), TILE_ROWS)

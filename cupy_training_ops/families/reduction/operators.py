@@ -54,7 +54,7 @@ SHORT_ROW_NBYTES = 2048  # a warp's rows; longer ones too, where there are enoug
 def _launch(
     symbol: str, grid: int, args: tuple[object, ...], x: Dtype, y: Dtype, block: Block = (THREADS,)
 ) -> Launch:
-    """A launch of this family, whose kernels share their slots."""
+    """Make a launch from x to y of this family, whose kernels have the same macros."""
     binding = slots(T=x, Y=y, CAPACITY=CAPACITY, CHUNK_NBYTES=CHUNK_NBYTES)
     return Launch(symbol, Config((grid,), block), args, binding)
 
@@ -105,7 +105,7 @@ class ReduceSumTraining(Op):
         return (Spec(tuple(shape), x.dtype),)
 
     def _reduced_axes(self, x: Spec, axes: tuple[int, ...]) -> set[int]:
-        """The reduced axes, counted from the front."""
+        """Return the reduced axes, counted from the front."""
         rank = len(x.shape)
         if not axes:
             return set() if self.noop_with_empty_axes else set(range(rank))
@@ -129,12 +129,15 @@ class ReduceSumTraining(Op):
 
 
 def _summed_in(dtype: Dtype) -> Dtype:
-    """The type that sums are kept in between launches."""
+    """Return the type of sums between launches: float32 for shorter types, else `dtype`."""
     return dtype if dtype.itemsize >= FLOAT32.itemsize else FLOAT32
 
 
 def passes(shape: Sequence[int], reduced: Iterable[int]) -> Iterator[Pass]:
-    """The sum as passes over an (A, R, B) array each, the one that shrinks it most first."""
+    """Yield the passes of a sum, each over an (A, R, B) array; the one with the largest R first.
+
+    Neighbouring axes are merged if both are reduced, or neither.
+    """
     dims = [[shape[axis], axis in reduced] for axis in range(len(shape)) if shape[axis] != 1]
     merged = dims[:1]
     for extent, is_reduced in dims[1:]:
@@ -153,7 +156,7 @@ def passes(shape: Sequence[int], reduced: Iterable[int]) -> Iterator[Pass]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a pass reads or writes: a launch argument, its dtype, whether it is aligned."""
+    """Array that a pass reads or writes: the launch argument, its dtype and alignment."""
 
     argument: Spec | Scratch
     dtype: Dtype
@@ -161,7 +164,7 @@ class _Place:
 
 
 class _Room:
-    """Room for partial sums, and tickets where sums are divided."""
+    """Scratch memory of a call: partial sums, and counters (tickets) of sums in several blocks."""
 
     def __init__(self, device: Device) -> None:
         self.multiprocessors = device.multiprocessors
@@ -169,15 +172,15 @@ class _Room:
 
     @computed_once
     def tickets(self) -> Scratch:
-        """Tickets of sums; launches follow each other, and share them."""
+        """Allocate the counters by which a sum's last block is known; launches share them."""
         return self.scratch.zeros(BLOCKS * self.multiprocessors, np.uint32)
 
     def n_spans(self, groups: int, most: int, blocks: int = BLOCKS) -> int:
-        """Spans that each of some groups of sums is divided into, `most` at most."""
+        """Return the number of spans, 1 to `most`, that each group of sums is divided into."""
         return max(1, min(blocks * self.multiprocessors // groups, most))
 
     def partial_sums(self, n_sums: int, n_spans: int, dtype: Dtype) -> tuple[Scratch | None, ...]:
-        """Partial sums and tickets, where sums are divided into spans."""
+        """Allocate (partial sums, tickets); (None, None) if sums have one span."""
         if n_spans == 1:
             return None, None
         return self.scratch.take(n_sums * n_spans, _summed_in(dtype)), self.tickets
@@ -192,7 +195,7 @@ class Pass:
     B: int
 
     def launch(self, device: Device, x: _Place, y: _Place, room: _Room) -> Launch:
-        """The kernel that suits the shape."""
+        """Launch the kernel that suits the shape."""
         if self.R == 1:
             return self._copy(x, y)
         if self.B > 1:
@@ -206,20 +209,24 @@ class Pass:
         return self._long_rows(x, y, ceil_div(row_nbytes, VEC_NBYTES), room)
 
     def _copy(self, x: _Place, y: _Place) -> Launch:
-        """The bits as they are: a sum that begins with 0 would lose the sign of -0.0."""
+        """Launch a copy, for sums of one term: 0 + -0.0 would lose the sign."""
         n = self.A * self.B
         args = (x.argument, y.argument, n, x.aligned and y.aligned)
         grid = ceil_div(n * x.dtype.itemsize, THREADS * VEC_NBYTES)
         return _launch("reduce_sum_training__copy", grid, args, x.dtype, y.dtype)
 
     def _short_rows(self, x: _Place, y: _Place, lanes: int) -> Launch:
-        """A packet to a lane."""
+        """Launch a kernel in which each lane sums one packet (16 bytes), and lanes share a row."""
         args = (x.argument, y.argument, self.A, lanes)
         grid = ceil_div(self.A * lanes, THREADS * UNROLL)
         return _launch("reduce_sum_training__short_rows", grid, args, x.dtype, y.dtype)
 
     def _rows(self, x: _Place, y: _Place, packets: int) -> Launch:
-        """Some lanes of a warp to a row, two packets a lane, more where a warp is full."""
+        """Launch a kernel in which 1 to 32 lanes of a warp sum a row.
+
+        Lanes are a power of 2 with about two packets (16 bytes) each, more in rows that need more
+        than a warp.
+        """
         lanes = 1
         while lanes < WARP and 2 * lanes < packets:
             lanes *= 2
@@ -228,7 +235,7 @@ class Pass:
         return _launch("reduce_sum_training__rows", grid, args, x.dtype, y.dtype)
 
     def _long_rows(self, x: _Place, y: _Place, packets: int, room: _Room) -> Launch:
-        """Some blocks to a row."""
+        """Launch a kernel in which blocks sum spans of a row; the last block adds their sums."""
         span = ceil_div(packets, room.n_spans(self.A, packets // (THREADS * UNROLL)))
         n_spans = ceil_div(packets, span)
         shared = room.partial_sums(self.A, n_spans, x.dtype)
@@ -236,7 +243,10 @@ class Pass:
         return _launch("reduce_sum_training__long_rows", self.A * n_spans, args, x.dtype, y.dtype)
 
     def _columns(self, x: _Place, y: _Place, room: _Room) -> Launch:
-        """Packets of neighbouring columns to a thread, rows to threads and blocks."""
+        """Launch a kernel that sums columns: a thread has a packet of neighbouring columns.
+
+        Threads of a block, and the blocks of each span, share the R rows.
+        """
         width = VEC_NBYTES // x.dtype.itemsize
         whole = self.B % width == 0 and x.aligned and y.aligned
         packets = self.B // width if whole else self.B
@@ -254,7 +264,7 @@ class Pass:
 
 
 def column_block(n_slabs: int, n_rows: int, packets: int) -> tuple[int, tuple[int, int, int]]:
-    """Tiles of a row of `packets`, and a block's threads by packets, rows and slabs."""
+    """Return the number of tiles of a row of `packets`, and a block: (packets, rows, slabs)."""
     batches_a_thread = 4 if n_slabs * packets >= MANY_COLUMNS else 1
     rows = max(1, ceil_div(n_rows, UNROLL * batches_a_thread))
     n_tiles = ceil_div(packets, THREADS // min(THREADS // COLUMN_LANES, rows))

@@ -16,9 +16,12 @@ RULES_OF = (  # modules that fill the table
     "pooling",
     "products",
     "quantization",
+    "recurrent",
     "reductions",
     "resizing",
+    "sampling",
     "shapes",
+    "signals",
 )
 for _name in RULES_OF:
     importlib.import_module(f".{_name}", __name__)

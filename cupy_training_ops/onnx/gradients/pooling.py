@@ -17,6 +17,16 @@ def max_pool(site: Site) -> Sequence[Term | None]:
     return [site.op("MaxPoolGrad", site.dy, indices, **site.node.attributes)]
 
 
+@gradient("MaxUnpool")
+def max_unpool(site: Site) -> Sequence[Term | None]:
+    """dx = dy at the indices, which count the elements of y."""
+    _, indices, *shape = site.inputs
+    if shape and shape[0]:
+        raise ArgumentError("its gradient is known without output_shape alone")
+    flat = site.op("Reshape", site.dy, site.ints(-1))
+    return [site.op("Gather", flat, indices)]
+
+
 @gradient("AveragePool")
 def average_pool(site: Site) -> Sequence[Term | None]:
     """dx = the sum of dy / count over the windows; the node that computes it finds its pool, whose

@@ -16,7 +16,6 @@ UNDEFINED |= dict.fromkeys(
     ["ConvInteger", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat"], _WHOLE
 )
 UNDEFINED |= dict.fromkeys(["QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul"], _WHOLE)
-UNDEFINED["Det"] = "it needs the inverse of a matrix, which no operator of ONNX computes"
 
 
 @gradient("Gemm")
@@ -113,6 +112,13 @@ def _sum_batches(site: Site, dx: Term, x: Term, own: int, other: int) -> Term:
         return site.sum_from(dx, None, x)
     n_batches = max(own, other) - 2
     return site.sum_from(dx, (*batches[:n_batches], *extents[-2:]), x)
+
+
+@gradient("Det")
+def determinant(site: Site) -> Sequence[Term | None]:
+    """dX = dy times the cofactors of X, by one node."""
+    x = site.inputs[0]
+    return [site.own("DetGrad", site.dys[0], x, dtype=site.dtype(x))]
 
 
 @gradient("Conv")

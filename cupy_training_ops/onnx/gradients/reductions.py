@@ -103,6 +103,27 @@ def cumulative_sum(site: Site) -> Sequence[Term | None]:
     return [site.op("CumSum", site.dys[0], site.inputs[1], **attributes)]
 
 
+@gradient("CumProd")
+def cumulative_product(site: Site) -> Sequence[Term | None]:
+    """dx[i] = sum over j from i on of dy[j] y[j] / x[i].
+
+    Where the first 0 is, the products are those with 1 in its place; behind it the gradient is 0.
+    """
+    (dy,), (x, axis), (y,) = site.dys, site.inputs, site.outputs
+    forward = site.node.attributes
+    backward = {**forward, "reverse": 1 - site.attribute("reverse", 0)}
+    is_0 = site.compare("Equal", x, 0)
+    zeros = site.choose(is_0, site.number(1, x), 0)
+    attributes = {"reverse": site.attribute("reverse", 0), "exclusive": 1}
+    before = site.op("CumSum", zeros, axis, **attributes)
+    is_behind = site.compare("Greater", before, 0)
+    is_first = site.op("And", is_0, site.op("Not", is_behind))
+    products = site.op("CumProd", site.choose(is_first, 1, x), axis, **forward)
+    of_first = site.op("CumSum", dy * products, axis, **backward)
+    of_others = site.op("CumSum", dy * y, axis, **backward) / site.choose(is_0, 1, x)
+    return [site.choose(is_first, of_first, site.choose(is_behind, 0, of_others))]
+
+
 # ---- axes ----------------------------------------------------------------------------------------
 
 

@@ -105,8 +105,12 @@ def _repeats(site: Site, axis: _Axis) -> int:
     times = int(axis.scale)
     if times != axis.scale or times < 1:
         return 0
-    pixels = _pixels(site, 3, 3 * times, axis.scale)
-    return times if np.array_equal(pixels, np.arange(3).repeat(times)) else 0
+    of_ends = site.attribute("coordinate_transformation_mode", "half_pixel") == "align_corners"
+    if of_ends and not axis.n:
+        return 0
+    n = axis.n or 3  # the others go on as they begin
+    pixels = _pixels(site, n, n * times, axis.scale)
+    return times if np.array_equal(pixels, np.arange(n).repeat(times)) else 0
 
 
 def _sum_repeats(site: Site, times: dict[int, int]) -> Term:

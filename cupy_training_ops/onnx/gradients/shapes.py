@@ -14,7 +14,7 @@ from .rules import BY_BODY, INT64, UNDEFINED, ZERO, Site, Term, gradient
 
 ZERO |= {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
 UNDEFINED["Unique"] = "which elements are equal changes from place to place"
-BY_BODY |= {"CenterCropPad"}
+BY_BODY |= {"AffineGrid"}
 
 
 @gradient("Flatten", "Reshape", "Squeeze", "Unsqueeze")
@@ -77,6 +77,16 @@ def slice_(site: Site) -> Sequence[Term | None]:
     """dx = dy in its places."""
     x, *bounds = site.inputs
     return [site.own("SliceGrad", site.dy, site.shape(x), *bounds)]
+
+
+@gradient("CenterCropPad")
+def center_crop_pad(site: Site) -> Sequence[Term | None]:
+    """dx = dy, padded where x was cut, and cut where it was padded."""
+    shape, axes = site.shape(site.inputs[0]), site.attribute("axes", None)
+    if axes is None:
+        return [site.op("CenterCropPad", site.dy, shape)]
+    own = site.op("Gather", shape, site.ints(*axes))
+    return [site.op("CenterCropPad", site.dy, own, axes=axes)]
 
 
 @gradient("Compress")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -157,7 +158,7 @@ def _product_of_codes(xp: Module, a: Array, a_zero: Array, b: Array, b_zero: Arr
 
 def _centre(x: Array, zero: Array, axis: int, name: str) -> Array:
     """x - zero in float64; a vector has a zero for each index of the axis."""
-    _refuse_other_codes(x, name)
+    _refuse_other_codes(x.dtype, name)
     if zero is None:
         return x.astype(FLOAT64)
     if zero.dtype != x.dtype:
@@ -167,9 +168,9 @@ def _centre(x: Array, zero: Array, axis: int, name: str) -> Array:
     return x.astype(FLOAT64) - places.astype(FLOAT64)
 
 
-def _refuse_other_codes(x: Array, name: str) -> None:
-    if x.dtype not in BYTES:
-        got = type_name(x.dtype) if x.dtype in BY_DTYPE else dtype_name(x.dtype)
+def _refuse_other_codes(dtype: Dtype, name: str) -> None:
+    if dtype not in BYTES:
+        got = type_name(dtype) if dtype in BY_DTYPE else dtype_name(dtype)
         raise DtypeError(f"{name}: expected uint8 or int8, got {got}")
 
 
@@ -178,7 +179,7 @@ def _each_along(array: Array, shape: tuple[int, ...], axis: int, name: str) -> A
     if array.size == 1:
         return array.reshape(())
     each = [1] * len(shape)
-    if len(shape) >= -axis:
+    if len(shape) > 1:
         each[axis] = shape[axis]
     if array.ndim == 1 and array.size == math.prod(each):
         return array.reshape(each)
@@ -188,7 +189,13 @@ def _each_along(array: Array, shape: tuple[int, ...], axis: int, name: str) -> A
     return array
 
 
-@standard("QLinearMatMul", since=10)
+def _refuse_float_codes(_: Mapping[str, Any], dtypes: Sequence[Dtype | None]) -> None:
+    for name, dtype in zip("ab", (dtypes[0], dtypes[3]), strict=True):
+        if dtype is not None:
+            _refuse_other_codes(dtype, name)
+
+
+@standard("QLinearMatMul", since=10, refuse_types=_refuse_float_codes)
 def qlinear_matmul(
     xp: Module,
     a: Array,
@@ -200,7 +207,7 @@ def qlinear_matmul(
     y_scale: Array,
     y_zero: Array,
 ) -> Array:
-    _refuse_other_codes(y_zero, "y_zero_point")
+    _refuse_other_codes(y_zero.dtype, "y_zero_point")
     whole = _product_of_codes(xp, a, a_zero, b, b_zero).astype(FLOAT32)
     rows = _each_along(a_scale, a.shape, -2, "a_scale").astype(FLOAT32)
     columns = _each_along(b_scale, b.shape, -1, "b_scale").astype(FLOAT32)
@@ -225,7 +232,7 @@ def _by_filter(array: Array, rank: int, n: int, name: str) -> Array:
 
 
 def _centre_filters(w: Array, zero: Array) -> Array:
-    _refuse_other_codes(w, "w")
+    _refuse_other_codes(w.dtype, "w")
     if zero is None:
         return w.astype(FLOAT64)
     zeros = _by_filter(zero, w.ndim, w.shape[0], "w_zero_point")
@@ -233,7 +240,7 @@ def _centre_filters(w: Array, zero: Array) -> Array:
 
 
 def _centre_input(x: Array, zero: Array) -> Array:
-    _refuse_other_codes(x, "x")
+    _refuse_other_codes(x.dtype, "x")
     if zero is None:
         return x.astype(FLOAT64)
     if zero.size != 1:
@@ -283,7 +290,7 @@ def qlinear_conv(
     pads: Axes = None,
     strides: Axes = None,
 ) -> Array:
-    _refuse_other_codes(y_zero, "y_zero_point")
+    _refuse_other_codes(y_zero.dtype, "y_zero_point")
     attributes = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
     attributes |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}
     whole = _conv(xp, _centre_input(x, x_zero), _centre_filters(w, w_zero), attributes)

@@ -89,7 +89,7 @@ def activations_of(names: Sequence[str], alphas: Floats, betas: Floats) -> list[
     return result
 
 
-def _checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
+def activations_checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
     """A check of the attributes about activations."""
 
     def check(attributes: Mapping[str, Any]) -> None:
@@ -107,7 +107,7 @@ def _checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
 # ---- layers --------------------------------------------------------------------------------------
 
 
-class _Layer:
+class Layer:
     """Code that the layers share: extents, gates, directions, and sequences of several lengths."""
 
     def __init__(
@@ -132,11 +132,11 @@ class _Layer:
         n_directions = len(self.backward)
         if hidden_size not in (None, n):
             raise ArgumentError(f"hidden_size: expected {n}, as R has, got {hidden_size}")
-        self._check("W", w, (n_directions, n_gates * n, x.shape[-1]))
-        self._check("R", r, (n_directions, n_gates * n, n))
-        self._check("B", bias, (n_directions, 2 * n_gates * n))
+        self.check("W", w, (n_directions, n_gates * n, x.shape[-1]))
+        self.check("R", r, (n_directions, n_gates * n, n))
+        self.check("B", bias, (n_directions, 2 * n_gates * n))
 
-    def _check(self, name: str, array: Array, shape: tuple[int, ...]) -> None:
+    def check(self, name: str, array: Array, shape: tuple[int, ...]) -> None:
         if array is not None and array.shape != shape:
             raise ArgumentError(f"{name}: expected shape {shape}, got {array.shape}")
 
@@ -146,7 +146,7 @@ class _Layer:
         if state is None:
             return self.xp.zeros(shape, self.x.dtype)
         state = state.swapaxes(0, 1) if self._layout else state
-        self._check(name, state, shape)
+        self.check(name, state, shape)
         return wide(state)
 
     def bound(self, x: Array) -> Array:
@@ -175,7 +175,7 @@ class _Layer:
         """
         xp, (n_times, batch, _) = self.xp, self.x.shape
         if lengths is not None:
-            self._check("sequence_lens", lengths, (batch,))
+            self.check("sequence_lens", lengths, (batch,))
             refuse_beyond("sequence_lens", lengths, n_times)
         y = xp.zeros((n_times, len(steps), batch, self.n_hidden), self.x.dtype)
         last = []
@@ -199,7 +199,7 @@ class _Layer:
         return tuple(array.astype(self.dtype, copy=False) for array in (y, *ends))
 
 
-@standard("RNN", since=7, only={"direction": DIRECTIONS}, refuse=_checker("Tanh"))
+@standard("RNN", since=7, only={"direction": DIRECTIONS}, refuse=activations_checker("Tanh"))
 def rnn(
     xp: Module,
     x: Array,
@@ -217,7 +217,7 @@ def rnn(
     hidden_size: int | None = None,
     layout: bool = False,
 ) -> tuple[Array, ...]:
-    layer = _Layer(xp, (x, w, r, bias), 1, hidden_size, direction, layout, clip)
+    layer = Layer(xp, (x, w, r, bias), 1, hidden_size, direction, layout, clip)
     n = len(layer.backward)
     functions = activations_of(activations or ("Tanh",) * n, activation_alpha, activation_beta)
 
@@ -231,7 +231,9 @@ def rnn(
     return layer.run([step_of(d) for d in range(n)], [layer.start("initial_h", h)], lengths)
 
 
-@standard("GRU", since=7, only={"direction": DIRECTIONS}, refuse=_checker("Sigmoid", "Tanh"))
+@standard(
+    "GRU", since=7, only={"direction": DIRECTIONS}, refuse=activations_checker("Sigmoid", "Tanh")
+)
 def gru(
     xp: Module,
     x: Array,
@@ -251,7 +253,7 @@ def gru(
     linear_before_reset: bool = False,
 ) -> tuple[Array, ...]:
     """Gates in the order update, reset, hidden."""
-    layer = _Layer(xp, (x, w, r, bias), 3, hidden_size, direction, layout, clip)
+    layer = Layer(xp, (x, w, r, bias), 3, hidden_size, direction, layout, clip)
     n, m = len(layer.backward), layer.n_hidden
     names = activations or ("Sigmoid", "Tanh") * n
     functions = activations_of(names, activation_alpha, activation_beta)
@@ -282,7 +284,10 @@ def gru(
 
 
 @standard(
-    "LSTM", since=7, only={"direction": DIRECTIONS}, refuse=_checker("Sigmoid", "Tanh", "Tanh")
+    "LSTM",
+    since=7,
+    only={"direction": DIRECTIONS},
+    refuse=activations_checker("Sigmoid", "Tanh", "Tanh"),
 )
 def lstm(
     xp: Module,
@@ -305,7 +310,7 @@ def lstm(
     layout: bool = False,
 ) -> tuple[Array, ...]:
     """Gates in the order input, output, forget, cell; with input_forget, forget = 1 - input."""
-    layer = _Layer(xp, (x, w, r, bias), 4, hidden_size, direction, layout, clip)
+    layer = Layer(xp, (x, w, r, bias), 4, hidden_size, direction, layout, clip)
     n, m = len(layer.backward), layer.n_hidden
     names = activations or ("Sigmoid", "Tanh", "Tanh") * n
     functions = activations_of(names, activation_alpha, activation_beta)

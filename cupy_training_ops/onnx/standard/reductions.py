@@ -222,6 +222,14 @@ def _row_axes(x: Array, axis: int) -> tuple[int, ...]:
     return tuple(range(axis_of(axis, x.ndim), x.ndim)) if x.ndim else ()
 
 
+@standard("Hardmax", until=12)
+def hardmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
+    """Over all dimensions from the axis on."""
+    place = axis if axis == x.ndim else axis_of(axis, x.ndim)
+    rows = x.reshape(math.prod(x.shape[:place]), math.prod(x.shape[place:]))
+    return hardmax(xp, rows).reshape(x.shape)
+
+
 @standard("Hardmax", since=13)
 def hardmax(xp: Module, x: Array, *, axis: int = -1) -> Array:
     if not x.size:
@@ -356,6 +364,22 @@ def det(xp: Module, x: Array) -> Array:
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise ArgumentError(f"expected square matrices, got shape {x.shape}")
     return xp.linalg.det(x)
+
+
+@standard("DetGrad")
+@in_float32
+def det_grad(xp: Module, dy: Array, x: Array) -> Array:
+    """The gradient of Det, of this package's own: dy times the cofactors of x.
+
+    x = u s v: they are det(u) det(v) u c v, c = diag(the product of all other numbers in s), which
+    needs no inverse.
+    """
+    u, s, v = xp.linalg.svd(x)
+    places = range(x.shape[-1])
+    others = [xp.concatenate([s[..., :i], s[..., i + 1 :]], axis=-1).prod(axis=-1) for i in places]
+    c = xp.stack(others, axis=-1) if others else s
+    scale = dy * xp.linalg.det(u) * xp.linalg.det(v)
+    return scale[..., None, None] * ((u * c[..., None, :]) @ v)
 
 
 @standard("Gemm")

@@ -179,7 +179,10 @@ def grid_sample(
 @in_float32
 def affine_grid(xp: Module, theta: Array, size: Any, *, align_corners: bool = False) -> Array:
     """theta (x, y, 1) for the middles of the pixels of images of this size, from -1 to 1."""
-    batch, _, *shape = extents(size)
+    whole = extents(size)
+    if len(whole) not in (4, 5):
+        raise ArgumentError(f"size: expected 4 or 5 extents, got {len(whole)}")
+    batch, shape = whole[0], whole[2:]
     rank = len(shape)
     if theta.shape != (batch, rank, rank + 1):
         expected = f"shape {(batch, rank, rank + 1)}"
@@ -341,6 +344,9 @@ def deform_conv(
     strides: Axes = None,
 ) -> Array:
     """A convolution of values at places that are `offset` away from the pixels of a window."""
+    if not x.ndim == w.ndim == offset.ndim >= 3:
+        got = f"{x.shape}, {w.shape} and {offset.shape}"
+        raise ArgumentError(f"X, W, offset: expected one rank of at least 3, got {got}")
     rank, n, kernel, shape = x.ndim - 2, x.shape[0], w.shape[2:], offset.shape[2:]
     if kernel_shape is not None and tuple(kernel_shape) != kernel:
         raise ArgumentError(f"kernel_shape: expected {kernel}, as W has, got {kernel_shape}")
@@ -353,6 +359,12 @@ def deform_conv(
     if shape != expected:
         raise ArgumentError(f"offset: expected extents {expected}, got {shape}")
     size, taps = math.prod(shape), math.prod(kernel)
+    for name, array, whole in (
+        ("B", bias, (w.shape[0],)),
+        ("mask", mask, (n, offset_group * taps, *shape)),
+    ):
+        if array is not None and array.shape != whole:
+            raise ArgumentError(f"{name}: expected shape {whole}, got {array.shape}")
     shifts = wide(offset).reshape(n * offset_group, taps, rank, size)
     places = []
     for axis in range(rank):

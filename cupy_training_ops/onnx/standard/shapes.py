@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ... import limits
-from ...dtypes import FLOAT32, FLOATS, HostArray, dtype_names, to_dtype
+from ...dtypes import FLOAT32, FLOATS, Dtype, HostArray, dtype_name, dtype_names, to_dtype
 from ...errors import ArgumentError, DtypeError, shown
 from ...registry import get_op
 from ..stored import convert, graph_dtype
@@ -32,6 +32,8 @@ VECTOR = np.dtype(np.complex128)  # moved as a whole
 
 def extents(shape: Any) -> tuple[int, ...]:
     """A shape that an array on the host holds."""
+    if getattr(shape, "ndim", 1) != 1:
+        raise ArgumentError(f"expected a vector of extents, got an array of shape {shape.shape}")
     result = tuple(int(extent) for extent in shape)
     limits.refuse(limits.of_shape(result))
     return result
@@ -438,7 +440,22 @@ ONLY = {
 }
 
 
-@standard("Resize", host=(1, 2, 3), grows=True, view=True, since=11, only=ONLY)
+def _refuse_integers(attributes: Mapping[str, Any], dtypes: Sequence[Dtype | None]) -> None:
+    mode, dtype = attributes.get("mode", "nearest"), dtypes[0]
+    if mode != "nearest" and dtype is not None and dtype not in FLOATS:
+        expected = f"{dtype_names(FLOATS)} for mode={mode}"
+        raise DtypeError(f"X: expected {expected}, got {dtype_name(dtype)}")
+
+
+@standard(
+    "Resize",
+    host=(1, 2, 3),
+    grows=True,
+    view=True,
+    since=11,
+    only=ONLY,
+    refuse_types=_refuse_integers,
+)
 def resize(
     xp: Module,
     x: Array,
@@ -457,8 +474,7 @@ def resize(
     keep_aspect_ratio_policy: str = "stretch",
 ) -> Array:
     """Each output is a sum of a few pixels along each axis."""
-    if mode != "nearest" and x.dtype not in FLOATS:
-        raise DtypeError(f"X: expected {dtype_names(FLOATS)} for mode={mode}, got {x.dtype}")
+    _refuse_integers({"mode": mode}, [x.dtype])
     chosen = list(range(x.ndim)) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
     is_crop = coordinate_transformation_mode == CROP
     parts = _parts_of(roi, len(chosen)) if is_crop else [(0.0, 1.0)] * len(chosen)

@@ -92,7 +92,7 @@ def stft(
         raise ArgumentError(f"signal: expected (batch, length, 1 or 2), got {x.shape}")
     if onesided and x.shape[2] == 2:
         raise ArgumentError(f"onesided: expected a real signal, got shape {x.shape}")
-    n = x.shape[1] if window is None else window.shape[0]
+    n = x.shape[1] if window is None else window.size
     if length is not None:
         n = int(length.reshape(-1)[0])
     if window is not None and window.shape != (n,):

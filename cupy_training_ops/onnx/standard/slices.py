@@ -128,11 +128,12 @@ def center_crop_pad(
 ) -> Array:
     """The middle of x, or x in the middle of zeros; of an odd rest more is behind."""
     chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
-    if len(set(chosen)) != len(chosen) or len(shape) != len(chosen):
-        raise ArgumentError(f"shape: expected an extent for each axis, got {len(shape)}")
+    wanted = extents(shape)
+    if len(set(chosen)) != len(chosen) or len(wanted) != len(chosen):
+        raise ArgumentError(f"shape: expected an extent for each axis, got {len(wanted)}")
     whole = list(x.shape)
-    for axis, n in zip(chosen, shape, strict=True):
-        whole[axis] = int(n)
+    for axis, n in zip(chosen, wanted, strict=True):
+        whole[axis] = n
     y = xp.zeros(extents(whole), x.dtype)
     pairs = list(zip(x.shape, whole, strict=True))
     source = tuple(slice(max(n - m, 0) // 2, max(n - m, 0) // 2 + min(n, m)) for n, m in pairs)

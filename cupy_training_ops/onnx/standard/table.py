@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
-from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype
 from ...errors import ArgumentError, cut, shown
 from ..graph import check_attributes
 
@@ -22,6 +22,8 @@ Function = Callable[..., Any]
 HALVES = (FLOAT16, BFLOAT16)
 NEWEST = 10**6  # an opset that no version is above
 
+# By the attributes, and the types of the inputs, None of those that are not known.
+RefuseTypes = Callable[[Mapping[str, Any], Sequence[Dtype | None]], None]
 TABLE: dict[str, list[Standard]] = {}
 
 
@@ -43,8 +45,10 @@ class Standard(NamedTuple):
     keeps: bool = False  # a result may be the memory of any input
     overwrites: tuple[int, ...] = ()
     takes_count: bool = False  # of outputs, as `n_outputs`
+    updates: tuple[int, ...] = ()  # inputs that are written
     only: Mapping[str, tuple[object, ...]] = {}  # the values that an attribute may have here
     refuse: Callable[[Mapping[str, Any]], None] | None = None  # attributes that do not fit another
+    refuse_types: RefuseTypes | None = None  # that ONNX allows
 
     def check(
         self, given: Sequence[bool], attributes: Mapping[str, object]

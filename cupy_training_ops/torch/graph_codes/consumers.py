@@ -160,10 +160,10 @@ def gradients_in(graph: Graph) -> set[Node]:
     gradients: set[Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
-            is_one = "tangents" in node.name
+            depends = "tangents" in node.name
         else:
-            is_one = not gradients.isdisjoint(node.all_input_nodes)
-        if is_one:
+            depends = not gradients.isdisjoint(node.all_input_nodes)
+        if depends:
             gradients.add(node)
     return gradients
 

@@ -36,18 +36,18 @@ UNKNOWN_SIZE = 4096  # what PyTorch's partitioner assumes for an unknown size
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor that the forward pass saves, and how."""
+    """Plan of one tensor that the forward pass saves: unchanged, as codes, or dropped."""
 
-    forward: Node
-    backward: Node  # its placeholder
+    forward: Node  # in the forward graph
+    backward: Node  # its placeholder in the backward graph
     nbytes: int
-    point: Node  # of the backward graph: the value that is encoded, itself or computed from it
-    format: Format | None
+    point: Node  # value of the backward graph to encode: `backward`, or computed from it (a + b)
+    format: Format | None  # of codes; None if not encoded
     reason: str  # why it has no codes, or the operator that needs it most exactly
-    order: tuple[int, ...] = ()  # dimensions by stride
-    is_dropped: bool = False  # not saved: computed from codes of another, or cast again
-    absorbs: bool = False  # its codes are of a sum with dropped values
-    source: Node | None = None  # the parameter that is cast again
+    order: tuple[int, ...] = ()  # dimensions by stride, the largest first
+    is_dropped: bool = False  # not saved: part of another plan's sum, or `source` cast again
+    absorbs: bool = False  # codes of a + b: the plan of a; that of b is dropped
+    source: Node | None = None  # parameter that the backward pass casts again
 
     def without_codes(self, reason: str) -> Saved:
         """Return a plan without codes."""
@@ -65,7 +65,7 @@ class Saved:
 
     @property
     def saved_nbytes(self) -> int:
-        """Bytes saved for the backward pass."""
+        """Return the bytes saved for the backward pass."""
         if self.is_dropped:
             return 0
         if self.format is None:
@@ -74,7 +74,11 @@ class Saved:
 
 
 class Planner:
-    """Plans for the saved tensors of one graph."""
+    """Plans for the saved tensors of one graph.
+
+    least: bytes below which tensors are not encoded. static: indices of parameters among the
+    forward graph's placeholders.
+    """
 
     def __init__(self, policy: GraphPolicy, least: int, static: Iterable[int]) -> None:
         self._policy, self._least, self._static = policy, least, frozenset(static)

@@ -64,7 +64,7 @@ class SGD(Optimizer):
     def _update(self, group: Group, *, is_measured: bool) -> Update:
         numbers = {"lr": rate(group["lr"]), "max_norm": self.max_norm}
         kind = SGDStep if is_measured else SGDUpdate
-        return Update(self._operator(kind, kind), is_measured, numbers)
+        return Update(self._operator(kind, kind), key=is_measured, numbers=numbers)
 
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
@@ -146,7 +146,7 @@ class AdamW(Optimizer):
             "eps": group["eps"],
             "max_norm": self.max_norm,
         }
-        return Update(op, is_measured, numbers)
+        return Update(op, key=is_measured, numbers=numbers)
 
     def _first_state(self, parameter: Tensor) -> State:
         if not self.is_coded:

@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Base of the torch.optim.Optimizer subclasses: parts, norms, scales, states."""
+"""Base of the torch.optim.Optimizer subclasses: parts, norms, scales, states.
+
+A part is a list of parameters that one launch updates: of one parameter group, dtype, device and
+step count (`Part`, part.py). `place` is the index of its group in `param_groups`. A step calls
+
+    _ready          parts with gradients; makes parts of parameters with a first gradient
+    _update         the operator and its scalar inputs, by the subclass
+    Part.writes     checks the operator's call (call/bound.py), returns functions that launch it
+    Whole.write     calls these, of all parts (optimizers/whole.py)
+    Part.finish     raises the parameters' versions for autograd
+"""
 
 from __future__ import annotations
 
@@ -164,7 +174,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Reset what is derived from parameters and states."""
         self._parts: list[Part] | None = None
         self._waiting: list[tuple[int, Tensor]] = []  # (group, parameter) without a gradient so far
-        self._known: tuple[list[Tensor], list[State]] = [], []
+        self._gathered: tuple[list[Tensor], list[State]] = [], []
         self._counts: dict[int, Count] = {}  # by id of the tensor `done`, a state's "step"
         self._norms = Norms()
         self._operators: dict[object, Op] = {}
@@ -188,11 +198,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ---- implemented by subclasses ---------------------------------------------------------------
 
     def _update(self, group: Group, *, is_measured: bool) -> Update:
-        """Return the operator of a group's step, and its numbers beside gradients and scales."""
+        """Return the operator of a group's step, and its scalar inputs such as lr.
+
+        is_measured: the operator also computes the gradient norm and clips by it.
+        """
         raise NotImplementedError
 
     def _check(self, group: Group) -> None:
-        """Refuse options that the operator lacks."""
+        """Refuse options that the operator does not implement."""
         for name in REFUSED:
             if group.get(name):
                 refuse(type(self).__name__, name, "what is false or 0", shown(group[name]))
@@ -241,7 +254,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return loss
 
     def _step_or_refuse(self, ready: Ready) -> None:
-        """Update parts; if that fails, a group's bad numbers are refused first, by their names."""
+        """Update parts; if that fails, raise for an invalid number of a group, if there is one."""
         try:
             if ready:
                 self._step(ready)
@@ -251,7 +264,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise
 
     def _step(self, ready: Ready) -> None:
-        """Check all updates, then write all; a single part may compute the norm in its update."""
+        """Prepare all updates, then launch all; a single part may compute the norm in its update.
+
+        An update that is refused raises before any parameter is written.
+        """
         scale, clips = self._scale(), self.max_norm is not None
         is_measured = clips and len(ready) == 1 and measures(*ready[0])
         numbers: Mapping[str, Tensor | None] = {} if is_measured else dict.fromkeys(MEASURED)
@@ -275,7 +291,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self.gradient_norm = ready[0][0].norm if is_measured else numbers["gradient_norm"]
 
     def _scale(self) -> Tensor | None:
-        """Return the divisor of gradients; infinite if the step is to be skipped."""
+        """Return the divisor of gradients, grad_scale; infinite if the step is to be skipped.
+
+        grad_scale / (found_inf == 0) needs no read of found_inf on the host.
+        """
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)  # set by GradScaler
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if found_inf is None:
@@ -284,9 +303,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return are_finite.float().reciprocal() if grad_scale is None else grad_scale / are_finite
 
     def _ready(self) -> Iterator[tuple[Part, list[Tensor]]]:
-        """Yield (part, gradients); splits a part if some of its parameters have none."""
+        """Yield (part, gradients), without parts that have none.
+
+        A part is split if some of its parameters have no gradient.
+        """
         self._current()
-        self._begin([(place, p) for place, p in self._waiting if p.grad is not None])
+        self._add_started([(place, p) for place, p in self._waiting if p.grad is not None])
         for part in list(self._parts or ()):
             gradients = [parameter.grad for parameter in part.parameters]
             n_missing = sum(map(is_, gradients, itertools.repeat(None)))
@@ -314,7 +336,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _make(
         self, place: int, parameters: Sequence[Tensor], states: Sequence[State], count: Count | None
     ) -> Part:
-        """Make a part, and set "step" of its states to its count."""
+        """Make a part whose states share one "step", the tensor count.done on the device."""
         if count is not None:
             self._counts[id(count.done)] = count
             for state in states:
@@ -324,14 +346,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ---- parts -----------------------------------------------------------------------------------
 
     def _current(self) -> list[Part]:
-        """Return the parts; gathers them again if groups or states were replaced."""
+        """Return the parts; sort them again if groups or states were replaced."""
         parts = self._parts
-        if parts is None or not self._are_known() or not all(part.is_current() for part in parts):
+        if parts is None or not (self._are_gathered() and all(p.is_current() for p in parts)):
             parts = self._parts = self._gather()
         return parts
 
-    def _are_known(self) -> bool:
-        parameters, states = self._known
+    def _are_gathered(self) -> bool:
+        """Return True if the parameters and states are the objects that `_gather` sorted."""
+        parameters, states = self._gathered
         return _same(self._parameters(), parameters) and _same(self.state.values(), states)
 
     def _parameters(self) -> list[Tensor]:
@@ -341,7 +364,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Sort parameters into parts by group, dtypes, device and number of steps.
 
         Parameters without moments, as they had no gradient, go to `_waiting`. Those whose states
-        share the tensor of a known count stay together, apart from others with equal numbers.
+        share the "step" of a count stay together, apart from others with an equal number.
         """
         self._waiting = []
         members_of: dict[object, tuple[int, list[Tensor], list[State]]] = {}
@@ -364,18 +387,24 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             )
             for place, parameters, states in members_of.values()
         ]
-        self._known = self._parameters(), list(self.state.values())
+        self._gathered = self._parameters(), list(self.state.values())
         return parts
 
-    def _count(self, step: Any, parameter: Tensor, known: dict[int, Count]) -> Count:
-        """Return the known count of a state's "step", copied if a part has it, or a new one."""
-        count = known.get(id(step))
+    def _count(self, step: Any, parameter: Tensor, before: dict[int, Count]) -> Count:
+        """Return the count whose tensor `done` is a state's "step", or a new one.
+
+        before: counts before `_gather`, by id of `done`. One that another part has is copied.
+        """
+        count = before.get(id(step))
         if count is None:
             return Count(int(step), parameter.device)
         return count.copy() if id(count.done) in self._counts else count
 
-    def _begin(self, started: Sequence[tuple[int, Tensor]]) -> None:
-        """Make states and parts for parameters with a first gradient; after an error, none."""
+    def _add_started(self, started: Sequence[tuple[int, Tensor]]) -> None:
+        """Add states and parts of parameters with a first gradient: none after an error.
+
+        started: (index of the group, parameter), empty in most steps.
+        """
         if not started:
             return
         assert self._parts is not None
@@ -391,8 +420,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             parts.append(self._make(place, parameters, states, count))
             first.update(zip(parameters, states, strict=False))  # without moments there are none
         self.state.update(first)
-        known = self._parameters(), list(self.state.values())
-        self._parts, self._waiting, self._known = parts, waiting, known
+        gathered = self._parameters(), list(self.state.values())
+        self._parts, self._waiting, self._gathered = parts, waiting, gathered
 
     def _first_state(self, parameter: Tensor) -> State:
         """Return a state with moments of 0; `_make` sets its "step"."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Parts: parameters with one step count, bound to the operators that update them.
 
-Of a DTensor each rank updates its local shard, in place.
+Each rank updates its local shard of a DTensor in place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_distributed(tensor: Tensor) -> bool:
 
 
 def ranks_of(tensor: Tensor) -> Ranks:
-    """The process groups over which a tensor is sharded; () if it is not."""
+    """Return the process groups over which a tensor is sharded; () if it is not."""
     if not is_distributed(tensor):
         return ()
     part: Any = tensor
@@ -48,8 +48,8 @@ def local(tensor: Tensor) -> Tensor:
     if not is_distributed(tensor):
         return tensor
     part: Any = tensor
-    own: Tensor = part.to_local()
-    return own
+    shard: Tensor = part.to_local()
+    return shard
 
 
 def part_like(own: Tensor, like: Tensor) -> Tensor:
@@ -105,10 +105,10 @@ def zero_norm(like: Tensor) -> dict[str, Tensor]:
 
 
 class Update(NamedTuple):
-    """An operator that updates a part, and the numbers that each of its steps takes."""
+    """An operator that updates a part, and its scalar inputs of this step, such as lr."""
 
     op: Op
-    key: object  # identifies the operator among those of a part
+    key: object  # of the bound call in a part's cache
     numbers: Mapping[str, Any]
 
 
@@ -154,12 +154,22 @@ class Count:
         return functools.partial(torch.sub, self.next, 1, out=self.done)
 
     def note_own_write(self) -> None:
-        """Note that this step wrote `done`, so that `catch_up` does nothing."""
+        """Remember that this step wrote `done`: for `catch_up` the caller did not."""
         self._version = self.done._version
 
 
 class Part:
-    """Parameters of one group, their moments, and the count of their steps."""
+    """Parameters that one operator call updates, with their moments and step count.
+
+    A step of the optimizer calls
+
+        gradients        local shards of the parameters' gradients
+        writes           check the call; return the functions that launch it
+        finish           after the launches: raise the parameters' versions
+
+    Calls are bound to the tensors' addresses; `gradients` binds again if a tensor has other memory.
+    place: index of the parameter group. count: None for operators without moments.
+    """
 
     def __init__(
         self,
@@ -171,25 +181,30 @@ class Part:
         self.place, self.parameters, self.states = place, tuple(parameters), tuple(states)
         self.count = count
         self._versions: list[int] | None = None  # of the states, when `is_current` was last True
-        self.is_shared = any(map(is_distributed, parameters))  # over ranks
+        self.is_shared = any(map(is_distributed, parameters))  # sharded over ranks
         names = () if count is None else MOMENTS
         self.moments = {name: [state[name] for state in states] for name in names}
         self._bind()
 
     def _bind(self) -> None:
-        """Note the memory of all tensors; forget calls that were bound to other memory."""
-        whole = [local(parameter) for parameter in self.parameters]
-        used = [i for i, tensor in enumerate(whole) if tensor.numel()]
-        self._used = None if len(used) == len(whole) else used
-        self._whole = [whole[i] for i in used]
-        self._lists = {"weights": [in_memory_order(tensor) for tensor in self._whole]}
-        moments = {m: [local(tensors[i]) for i in used] for m, tensors in self.moments.items()}
+        """Set the tensors that calls are bound to; drop calls over earlier memory.
+
+        _nonempty: indices of parameters whose local shards have elements; None if all have.
+        _shards: these shards. _strided: indices of non-contiguous ones among them. _bound_lists:
+        lists of tensors by the operator's input names.
+        """
+        every = [local(parameter) for parameter in self.parameters]
+        nonempty = [i for i, tensor in enumerate(every) if tensor.numel()]
+        self._nonempty = None if len(nonempty) == len(every) else nonempty
+        self._shards = [every[i] for i in nonempty]
+        self._bound_lists = {"weights": [in_memory_order(tensor) for tensor in self._shards]}
+        moments = {m: [local(tensors[i]) for i in nonempty] for m, tensors in self.moments.items()}
         for name, tensors in moments.items():
-            self._lists[MOMENTS[name]] = [in_memory_order(tensor) for tensor in tensors]
-        self._odd = [i for i, tensor in enumerate(self._whole) if not tensor.is_contiguous()]
-        self._watched = Watched(self._whole, [t for tensors in moments.values() for t in tensors])
+            self._bound_lists[MOMENTS[name]] = [in_memory_order(tensor) for tensor in tensors]
+        self._strided = [i for i, tensor in enumerate(self._shards) if not tensor.is_contiguous()]
+        self._watched = Watched(self._shards, [t for tensors in moments.values() for t in tensors])
         self._calls: dict[object, OpenCall] = {}
-        self.norm: Tensor | None = None  # if a step measures it
+        self.norm: Tensor | None = None  # the gradient norm, if the operator computes it
 
     def is_current(self) -> bool:
         """Return True if the states still have the tensors of `moments` and `count`."""
@@ -200,7 +215,7 @@ class Part:
         return has
 
     def _has_states(self) -> bool:
-        """Compare identities: loading a state puts other tensors there."""
+        """Compare tensors by identity: `load_state_dict` replaces them."""
         try:
             done = itertools.repeat(None if self.count is None else self.count.done)
             return all(map(is_, map(itemgetter("step"), self.states), done)) and all(
@@ -211,22 +226,22 @@ class Part:
             return False
 
     def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return local shards of gradients, without empty ones."""
+        """Return local shards of gradients, without empty ones, in the parameters' memory order."""
         if not self._watched.are_same():
             self._bind()
         own = list(map(local, gradients)) if self.is_shared else list(gradients)
-        own = own if self._used is None else [own[i] for i in self._used]
-        for i in self._odd:
-            own[i] = laid_out(own[i], self._whole[i])
+        own = own if self._nonempty is None else [own[i] for i in self._nonempty]
+        for i in self._strided:
+            own[i] = laid_out(own[i], self._shards[i])
         return own
 
     def by_ranks(self, gradients: Sequence[Tensor]) -> dict[Ranks, list[Tensor]]:
         """Group gradients by the process groups over which their tensors are sharded."""
         if not self.is_shared:
             return {(): list(gradients)}
-        used = range(len(self.parameters)) if self._used is None else self._used
+        indices = range(len(self.parameters)) if self._nonempty is None else self._nonempty
         groups: dict[Ranks, list[Tensor]] = {ranks_of(p): [] for p in self.parameters}
-        for i, gradient in zip(used, gradients, strict=True):
+        for i, gradient in zip(indices, gradients, strict=True):
             groups[ranks_of(self.parameters[i])].append(gradient)
         return groups
 
@@ -235,7 +250,8 @@ class Part:
     ) -> tuple[Mapping[str, Any], list[Note]]:
         """Check an update and return (inputs, writes); nothing is written yet.
 
-        The caller keeps the inputs alive, as launches know only addresses. A gradient whose strides
+        scales: loss_scale, gradient_norm, is_finite; None without. The inputs have to stay alive
+        until all writes are queued, as launches know only addresses. A gradient whose strides
         differ from its parameter's is copied.
         """
         if self.count is None:
@@ -248,8 +264,8 @@ class Part:
         return inputs, [*writes, self.count.update_done()]
 
     def finish(self) -> None:
-        """Raise the parameters' versions for autograd, and note that the count is up to date."""
-        if self._whole:
+        """Raise the parameters' versions for autograd; after this the count is up to date."""
+        if self._shards:
             raise_versions(self.parameters)
         if self.count is not None:
             self.count.note_own_write()
@@ -257,7 +273,10 @@ class Part:
     def _update(
         self, update: Update, gradients: Sequence[Tensor], scales: Mapping[str, Tensor | None]
     ) -> tuple[Mapping[str, Any], list[Note]]:
-        """Return (inputs, writes) for parameters with elements."""
+        """Return (inputs, writes) for parameters with elements.
+
+        Gradients of other strides are refused, then copied and checked again.
+        """
         device = gradients[0].device
         numbers = {
             k: None if t is None else t.to(device, non_blocking=True) for k, t in scales.items()
@@ -267,21 +286,24 @@ class Part:
         try:
             return inputs, [_checked_write(call, inputs)]
         except ArgumentError:
-            pairs = enumerate(zip(gradients, self._whole, strict=True))
-            strided = [g if i in self._odd else laid_out(g, like) for i, (g, like) in pairs]
+            pairs = enumerate(zip(gradients, self._shards, strict=True))
+            strided = [g if i in self._strided else laid_out(g, like) for i, (g, like) in pairs]
             if all(map(is_, strided, gradients)):
                 raise
             inputs = {**inputs, "gradients": strided}
             return inputs, [_checked_write(call, inputs)]
 
     def _bind_call(self, update: Update, inputs: Mapping[str, Any]) -> OpenCall:
-        """Bind the operator to this part's tensors; `inputs` of each step stay open."""
+        """Bind the operator to this part's tensors and cache the call; `inputs` stay open.
+
+        Outputs are updated in place; gradients and norms are only read.
+        """
         op = update.op
-        closed: dict[str, Any] = dict(self._lists)
+        closed: dict[str, Any] = dict(self._bound_lists)
         if self.count is not None:
             closed["step"] = self.count.next
         if isinstance(op, Measured):
-            closed |= (measured := zero_norm(self._whole[0]))
+            closed |= (measured := zero_norm(self._shards[0]))
             self.norm = measured["gradient_norm"]
         updated_inputs = {"gradients", *MEASURED}
         outputs = [output.name for output in op.outputs if output.aliases not in updated_inputs]
@@ -293,7 +315,10 @@ class Part:
 
 
 def _checked_write(call: OpenCall, inputs: Mapping[str, Any]) -> Note:
-    """Check a call, and return a function that runs it without further checks."""
+    """Check a call; return a function that launches it.
+
+    That is the whole call if tensors are converted to CuPy arrays, which has to be on its stream.
+    """
     checked = call.checked(**inputs)
     if inputs["gradients"][0].is_cuda and not (call.is_native and checked.over_tensors):
         return functools.partial(call, **inputs)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""The gradient of GridSample.
+
+y[p] = sum over taps of weight(p) x[pixel(p)], where p lies at s(p) = grid(p) scaled to pixels
+x_grad[pixel(p)] += weight(p) y_grad[p]
+s_grad[p] = y_grad[p] (sum over taps of weight'(p) x[pixel(p)])
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import reduce
+from operator import mul
+from typing import NamedTuple
+
+import numpy as np
+
+from ...dtypes import FLOAT32, FLOAT64
+from ...errors import ArgumentError
+from .rules import INT64, Site, Term, gradient
+
+CUBIC = -0.75
+
+
+class _Tap(NamedTuple):
+    """A pixel of one axis for each place: its index, weight, the weight's derivative, and 1 where
+    there is such a pixel. None stands for 1 everywhere, as a derivative for 0."""
+
+    pixel: Term
+    weight: Term | None
+    slope: Term | None
+    is_inside: Term | None
+
+
+@gradient("GridSample")
+def grid_sample(site: Site) -> Sequence[Term | None]:
+    """Sums over all taps; the places of each image are one list, its pixels another."""
+    x, grid = site.inputs
+    extents = [site.extent(x, axis) for axis in range(2, site.rank(x))]
+    shape = [n for n in extents if isinstance(n, int)]
+    if len(shape) < len(extents):
+        raise ArgumentError("its gradient needs the extents of X's images")
+    rank, exact = len(shape), FLOAT64 if FLOAT64 in map(site.dtype, (x, grid)) else FLOAT32
+    n = site.op("ReduceProd", site.op("Shape", grid, start=1, end=-1, dtype=INT64), keepdims=1)
+    flat = site.op("Concat", site.dims((grid, 0)), n, site.ints(rank), axis=0)
+    places = site.cast(site.op("Reshape", grid, flat, allowzero=1), exact)
+    rows = _pixels_first(site, x, site.ints(int(np.prod(shape))), exact)
+    dy = _pixels_first(site, site.dy, n, exact)
+    scales = [m - 1 if site.attribute("align_corners", 0) else m for m in shape]
+    axes = []
+    for axis, (m, scale) in enumerate(zip(shape, scales, strict=True)):
+        place = site.constant(np.array(rank - 1 - axis, INT64))
+        s = (site.op("Gather", places, place, axis=2) + 1) * (scale / 2)
+        axes.append(_taps(site, s if scale < m else s - 0.5, m))
+    dx: list[Term] = []
+    slopes: list[list[Term]] = [[] for _ in shape]
+    for taps in itertools.product(*axes):
+        index = site.op("Unsqueeze", _flat_index(shape, taps), site.ints(2))
+        weights, inside = [tap.weight for tap in taps], [tap.is_inside for tap in taps]
+        if site.wanted[0]:
+            part = _times(site, dy, [*weights, *inside])
+            pixels = site.op("Shape", rows, dtype=INT64)
+            dx.append(site.own("GatherNDGrad", pixels, index, part, batch_dims=1, like=dy))
+        if site.wanted[1]:
+            near = dy * site.op("GatherND", rows, index, batch_dims=1)
+            for axis, tap in enumerate(taps):
+                if tap.slope is not None:
+                    rest = [*weights[:axis], *weights[axis + 1 :], *inside, tap.slope]
+                    slopes[axis].append(_times(site, near, rest))
+    return [_in_images(site, dx, x), _in_grid(site, slopes, scales, grid)]
+
+
+def _pixels_first(site: Site, x: Term, n: Term, dtype: np.dtype) -> Term:
+    """Images (N, C, ...) as (N, pixels, C)."""
+    shape = site.op("Concat", site.dims((x, 0), (x, 1)), n, axis=0)
+    rows = site.op("Reshape", x, shape, allowzero=1)
+    return site.cast(site.op("Transpose", rows, perm=(0, 2, 1)), dtype)
+
+
+def _times(site: Site, x: Term, factors: Sequence[Term | None]) -> Term:
+    """A value of (N, places, C) by factors of (N, places)."""
+    own = [factor for factor in factors if factor is not None]
+    return x * site.op("Unsqueeze", reduce(mul, own), site.ints(2)) if own else x
+
+
+def _flat_index(shape: Sequence[int], taps: Sequence[_Tap]) -> Term:
+    index = taps[0].pixel
+    for n, tap in zip(shape[1:], taps[1:], strict=True):
+        index = index * n + tap.pixel
+    return index
+
+
+def _in_images(site: Site, parts: Sequence[Term], x: Term) -> Term | None:
+    if not parts:
+        return None
+    rows = site.op("Transpose", site.op("Sum", *parts), perm=(0, 2, 1))
+    return site.cast(site.reshape_like(rows, x), site.dtype(x))
+
+
+def _in_grid(
+    site: Site, slopes: Sequence[Sequence[Term]], scales: Sequence[int], grid: Term
+) -> Term | None:
+    """The last axis of a grid says the last axis of an image first."""
+    if not all(slopes):
+        return None
+    columns = [
+        site.op("ReduceSum", site.op("Sum", *parts), site.ints(2), keepdims=1) * (scale / 2)
+        for parts, scale in zip(slopes, scales, strict=True)
+    ]
+    whole = site.op("Concat", *columns[::-1], axis=2)
+    return site.cast(site.reshape_like(whole, grid), site.dtype(grid))
+
+
+# ---- taps of an axis -----------------------------------------------------------------------------
+
+
+def _taps(site: Site, s: Term, n: int) -> list[_Tap]:
+    """The pixels around places of an axis of n."""
+    mode = site.attribute("mode", "linear").removeprefix("bi")
+    if mode == "nearest":
+        return [_tap(site, site.op("Round", s), n)]
+    low = site.op("Floor", s)
+    t = s - low
+    if mode == "linear":
+        minus, plus = site.number(-1, s), site.number(1, s)
+        return [_tap(site, low, n, 1 - t, minus), _tap(site, low + 1, n, t, plus)]
+    a = CUBIC
+    taps = []
+    for k, (d, sign) in enumerate(((t + 1, 1), (t, 1), (1 - t, -1), (2 - t, -1))):
+        if k in (1, 2):
+            weight = (d * (a + 2) - (a + 3)) * d * d + 1
+            slope = (d * (3 * (a + 2)) - 2 * (a + 3)) * d
+        else:
+            weight = ((d * a - 5 * a) * d + 8 * a) * d - 4 * a
+            slope = (d * (3 * a) - 10 * a) * d + 8 * a
+        taps.append(_tap(site, low + (k - 1), n, weight, slope * sign))
+    return taps
+
+
+def _tap(
+    site: Site, pixel: Term, n: int, weight: Term | None = None, slope: Term | None = None
+) -> _Tap:
+    """A tap at a pixel, or where the padding has it."""
+    padding = site.attribute("padding_mode", "zeros")
+    first, last = site.number(0, pixel), site.number(n - 1, pixel)
+    if padding != "reflection" or n == 1:
+        index = site.op("Min", site.op("Max", pixel, first), last)
+        tap = _Tap(site.cast(index, INT64), weight, slope, None)
+        if padding != "zeros":
+            return tap
+        is_inside = site.compare("Equal", pixel, index)
+        return tap._replace(is_inside=site.cast(is_inside, site.dtype(pixel)))
+    period = 2 * n - 2 if site.attribute("align_corners", 0) else 2 * n
+    around = pixel - site.op("Floor", pixel / period) * period
+    back = (2 * n - 2 if period < 2 * n else 2 * n - 1) - around
+    return _Tap(site.cast(site.op("Min", around, back), INT64), weight, slope, None)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""Parts of models: what computes some values, and a model written for inference.
+
+A loss stands behind a model's outputs, and labels beside its inputs; parameters are inputs. For
+inference the first two go, and parameters become initializers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..codecs.atomic_file import atomic_write
+from ..dtypes import HostArray
+from ..errors import ArgumentError, cut, pass_on
+from .graph import Graph, Node
+from .models import Proto, keep_if, onnx_package, tensor_of
+from .passes import STATE
+
+_OF_LOSS = re.compile(r"onnx::.*::\d+")  # what generate_artifacts calls what it adds
+
+
+def model_outputs(graph: Graph, known: Iterable[str] | None = None) -> tuple[str, ...]:
+    """The outputs of a model beside its loss; else the values that its loss is computed of.
+
+    known: the inputs that there are, without which nothing else can be computed.
+    """
+    if known is not None:
+        computed = _computable(graph, set(known))
+        names = [item.name for item in graph.outputs if item.name in computed]
+    else:
+        names = [item.name for item in graph.outputs if not _OF_LOSS.fullmatch(item.name)]
+    return tuple(names) or _under_loss(graph)
+
+
+def _computable(graph: Graph, known: set[str]) -> set[str]:
+    known |= {"", *graph.constants}
+    for node in graph.nodes:
+        if known.issuperset(node.inputs):
+            known.update(node.outputs)
+    return known
+
+
+def _under_loss(graph: Graph) -> tuple[str, ...]:
+    loss = [node for node in graph.nodes if all(map(_OF_LOSS.fullmatch, node.outputs))]
+    inside = {name for node in loss for name in node.outputs}
+    outside = {name for node in graph.nodes for name in node.outputs} - inside
+    scores = dict.fromkeys(name for node in loss for name in node.inputs if name in outside)
+    if not scores:
+        raise ArgumentError("the eval model does not show what its loss is computed of: name it")
+    return tuple(scores)
+
+
+def part_of(graph: Graph, names: Sequence[str]) -> Graph:
+    """The part of a graph that computes these values."""
+    nodes = makers_of(graph.nodes, names)
+    wanted = {name for node in nodes for name in node.inputs}
+    inputs = tuple(item for item in graph.inputs if item.name in wanted)
+    constants = {n: a for n, a in graph.constants.items() if n in wanted}
+    values = {item.name: item for item in graph.outputs}
+    template = graph.outputs[0]
+    outputs = tuple(
+        values.get(n, template._replace(name=n, dtype=graph.types.get(n), shape=None))
+        for n in names
+    )
+    return replace(graph, nodes=nodes, inputs=inputs, outputs=outputs, constants=constants)
+
+
+def makers_of(nodes: Sequence[Node], names: Iterable[str]) -> tuple[Node, ...]:
+    """The nodes that make these values, in their order."""
+    wanted, makers = set(names), []
+    for node in reversed(nodes):
+        if wanted.intersection(filter(None, node.outputs)):
+            wanted.update(node.inputs)
+            makers.append(node)
+    missing = sorted(set(names) - {o for node in makers for o in node.outputs})
+    if missing:
+        raise ArgumentError(f"export: outputs: nothing makes {cut(', '.join(missing))}")
+    return tuple(reversed(makers))
+
+
+def write_part(
+    graph: Graph,
+    model: Any,
+    arrays: Mapping[str, HostArray],
+    outputs: Sequence[str] | None,
+    path: Path,
+    sync: bool,
+) -> None:
+    """Write the model cut at `outputs`, with these arrays for inputs and constants."""
+    names = tuple(outputs) if outputs is not None else model_outputs(graph)
+    nodes = [Node(n.op_type, n.domain, 1, (*n.input,), (*n.output,)) for n in model.graph.node]
+    inside = {name for node in makers_of(nodes, names) for name in node.outputs if name}
+    try:
+        data = _part(model, names, inside, arrays).SerializeToString()
+    except Exception as error:  # of ONNX's C++ code, or of protobuf
+        pass_on(error)
+        raise ArgumentError(f"export: a model of at most 2 GiB is written: {error}") from None
+    with atomic_write(path, sync) as stream:
+        stream.write(data)
+
+
+def _part(
+    model: Any, names: Sequence[str], inside: set[str], arrays: Mapping[str, HostArray]
+) -> Proto:
+    """A copy of the model with the nodes that make `inside`, and `names` as its outputs."""
+    onnx = onnx_package()
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    keep_if(copy.graph.node, lambda node: inside.intersection(node.output))
+    _cut_statistics(copy.graph.node)
+    wanted = {name for node in copy.graph.node for name in node.input}
+    known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
+    del copy.graph.output[:]
+    unknown = onnx.helper.make_empty_tensor_value_info  # whose type is inferred
+    copy.graph.output.extend(known.get(n) or unknown(n) for n in names)
+    keep_if(copy.graph.input, lambda item: item.name in wanted and item.name not in arrays)
+    keep_if(copy.graph.value_info, lambda item: item.name in inside - set(names))
+    keep_if(copy.graph.initializer, lambda item: item.name in wanted and item.name not in arrays)
+    for name, array in arrays.items():
+        if name in wanted and not name.endswith(STATE):
+            copy.graph.initializer.append(tensor_of(name, array))
+    return onnx.shape_inference.infer_shapes(copy, data_prop=True)
+
+
+def _cut_statistics(nodes: Iterable[Any]) -> None:
+    """Upstream's eval models name running statistics that a BatchNormalization gives in training
+    alone; runtimes refuse that."""
+    for node in nodes:
+        is_training = any(item.name == "training_mode" and item.i for item in node.attribute)
+        if node.op_type == "BatchNormalization" and not is_training:
+            del node.output[1:]
