@@ -64,9 +64,11 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
 
     Those are left out that PyTorch's exporter says to be no parameters.
 
-    It is in this opset or a newer one, has the types and shapes that ONNX infers, and what Constant
+    It is in this opset or a newer one, has types and shapes that were inferred, and what Constant
     nodes make among its constants.
     """
+    from .inferred_shapes import infer_shapes
+
     onnx = onnx_package()
     proto, folder, name = parse(model)
     problems = Problems(name)
@@ -77,7 +79,7 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
     try:
         if version < least_opset:
             light = onnx.version_converter.convert_version(light, least_opset)
-        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
+        light = infer_shapes(light)
     except Exception as error:  # of ONNX's C++ code
         pass_on(error)
         raise ArgumentError(f"{name}: its shapes cannot be inferred: {error}") from None

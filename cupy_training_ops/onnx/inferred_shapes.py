@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""Types and shapes of a model's values, inferred from those of its inputs.
+
+    x (N, 3) -> MatMul -> a, which the model says to be (1, 3)     a is (N, 3)
+
+Tools that give the batch a name change inputs and outputs, and leave (1, 3) inside; gradients that
+count elements by that would be wrong by the batch's extent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+Proto = Any  # a message of ONNX's
+POOLS = ("AveragePool", "LpPool", "MaxPool")
+
+
+def infer_shapes(proto: Proto) -> Proto:
+    """The model with the types and shapes that follow from its inputs and constants.
+
+    Of what it says of other values, ranks and names of extents are read, but no numbers.
+    """
+    from onnx import shape_inference
+
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    for item in (*copy.graph.value_info, *copy.graph.output):
+        for dim in item.type.tensor_type.shape.dim:
+            dim.ClearField("dim_value")
+    result = shape_inference.infer_shapes(copy, data_prop=True)
+    while _correct_pool(copy, result):
+        result = shape_inference.infer_shapes(copy, data_prop=True)
+    del result.graph.node[:]
+    result.graph.node.extend(proto.graph.node)
+    return result
+
+
+def _correct_pool(proto: Proto, result: Proto) -> bool:
+    """Let inference see pads in place of `ceil_mode` at the first pool that it gets wrong.
+
+    It counts windows that begin behind all elements, which no pool has. True if there was one.
+    """
+    from onnx import helper
+
+    shapes = {name: shape for name, shape in _shapes(result.graph)}
+    for node in proto.graph.node:
+        if node.op_type not in POOLS or not {node.input[0], node.output[0]} <= shapes.keys():
+            continue
+        pads = _pads_of(node, shapes[node.input[0]][2:], shapes[node.output[0]][2:])
+        if pads is not None:
+            names = ("auto_pad", "ceil_mode", "pads")
+            rest = [item for item in node.attribute if item.name not in names]
+            rest.append(helper.make_attribute("pads", pads))
+            del node.attribute[:]
+            node.attribute.extend(rest)
+            return True
+    return False
+
+
+def _pads_of(
+    node: Proto, extents: Sequence[int | None], inferred: Sequence[int | None]
+) -> list[int] | None:
+    """The pads by which as many windows fit as the pool has; None if that was inferred."""
+    from onnx import helper
+
+    values = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    rank = len(values["kernel_shape"])
+    if not values.get("ceil_mode") or values.get("auto_pad", b"").startswith(b"SAME"):
+        return None
+    if len(extents) != rank or len(inferred) != rank:
+        return None
+    steps, spread = (values.get(name, [1] * rank) for name in ("strides", "dilations"))
+    pads = list(values.get("pads", [0] * 2 * rank))
+    is_wrong = False
+    for i, (n, m) in enumerate(zip(extents, inferred, strict=True)):
+        if n is None:
+            continue
+        window = (values["kernel_shape"][i] - 1) * spread[i] + 1
+        last = -(-(n + pads[i] + pads[rank + i] - window) // steps[i])  # the last one's place
+        if last * steps[i] >= n + pads[i]:
+            last -= 1
+            is_wrong |= m == last + 2
+        pads[rank + i] = max(pads[rank + i], last * steps[i] + window - n - pads[i])
+    return pads if is_wrong else None
+
+
+def _shapes(graph: Proto) -> Iterator[tuple[str, list[int | None]]]:
+    items: Iterable[Proto] = (*graph.input, *graph.output, *graph.value_info)
+    for tensor in graph.initializer:
+        yield tensor.name, list(tensor.dims)
+    for item in items:
+        if item.type.tensor_type.HasField("shape"):
+            dims = item.type.tensor_type.shape.dim
+            yield item.name, [d.dim_value if d.HasField("dim_value") else None for d in dims]

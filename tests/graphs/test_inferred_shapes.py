@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""Gradients of models that say wrong extents, or for which ONNX infers such."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import cupy_training_ops as cto
+
+
+def _session(
+    nodes: list[onnx.NodeProto], x: tuple, w: np.ndarray, *, opset: int = 17, **said: tuple
+) -> cto.onnx.TrainingSession:
+    """A session of nodes from x and w to the loss; `said`: shapes of other values."""
+    infos = [helper.make_tensor_value_info(n, TensorProto.DOUBLE, s) for n, s in said.items()]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.DOUBLE, x)],
+        [helper.make_tensor_value_info("loss", TensorProto.DOUBLE, ())],
+        [onnx.numpy_helper.from_array(w, "w")],
+        value_info=infos,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    return cto.onnx.TrainingSession.from_model(model, loss="loss", optimizer="SGD")
+
+
+@pytest.mark.parametrize("said", [{"a": (1, 2)}, {"b": (1, 2)}, {"a": (1, 2), "b": (1, 2)}])
+def test_a_batch_that_is_another_inside_the_model_makes_no_difference(said, rng) -> None:
+    x, w = rng.standard_normal((8, 3)), rng.standard_normal((3, 2))
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Mul", ["a", "a"], ["b"]),
+        helper.make_node("ReduceMean", ["b"], ["loss"], keepdims=0),
+    ]
+    session = _session(nodes, ("N", 3), w, **said)
+    assert float(session.accumulate(x)) == pytest.approx(((x @ w) ** 2).mean())
+    np.testing.assert_allclose(session.gradients["w"], 2 * x.T @ (x @ w) / 16)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 19, 22])
+@pytest.mark.parametrize("options", [{}, {"auto_pad": "VALID"}])
+@pytest.mark.parametrize("op_type", ["AveragePool", "MaxPool"])
+def test_windows_behind_all_elements_are_not_counted(op_type, options, opset, rng) -> None:
+    x = rng.standard_normal((2, 1, 5, 4))
+    pool = {"kernel_shape": [1, 2], "strides": [3, 2], "ceil_mode": 1, **options}
+    rest = {"kernel_shape": [1, 1], "strides": [1, 2], "ceil_mode": 1, **options}
+    nodes = [
+        helper.make_node(op_type, ["x"], ["a"], **pool),
+        helper.make_node(op_type, ["a"], ["b"], **rest),
+        helper.make_node("Mul", ["b", "w"], ["c"]),
+        helper.make_node("ReduceSum", ["c"], ["loss"], keepdims=0),
+    ]
+    session = _session(nodes, x.shape, np.array([0.5]), opset=opset)
+    loss = float(session.accumulate(x))
+    assert session.gradients["w"][0] == pytest.approx(loss / 0.5)
+    if op_type == "MaxPool" and not options:
+        torch = pytest.importorskip("torch")
+        y = torch.tensor(x)
+        y = torch.nn.functional.max_pool2d(y, (1, 2), (3, 2), ceil_mode=True)
+        y = torch.nn.functional.max_pool2d(y, (1, 1), (1, 2), ceil_mode=True)
+        assert loss == pytest.approx(0.5 * y.sum().item())
