@@ -103,7 +103,7 @@ def _list(node: Node, graph: Graph, lists: Mapping[str, Extents]) -> Extents | N
 
 
 def _result(node: Node, graph: Graph, known: Mapping[str, HostArray]) -> HostArray | None:
-    """What a node computes; None where that is not known, much, or fails, as it will as it runs."""
+    """Result of a node over constants; None where it is unknown, large, or fails."""
     draws = node.op_type in DRAWING or node.op_type in DRAWN
     if not node.is_standard or draws or len(node.outputs) != 1:
         return None

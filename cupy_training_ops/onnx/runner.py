@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What runs a node: an operator of this package, or a function of the table.
+"""Runners of nodes: an operator of this package, or a function of the table.
 
 runner_of(node).make(xp)([x, y])    the node's outputs, a sequence
 """

@@ -35,7 +35,7 @@ def batch_norm_internal(site: Site) -> Sequence[Term | None]:
 
 @gradient("BatchNormalization")
 def batch_normalization(site: Site) -> Sequence[Term | None]:
-    """By running statistics: dx = dy scale inv_std, and those of the statistics themselves."""
+    """Gradients with running statistics: dx = dy scale inv_std, and those of the statistics."""
     if site.attribute("training_mode", 0):
         raise ArgumentError("its gradient is known for running statistics: training_mode=0")
     wide = _type_of_statistics(site.dtype(site.inputs[0]))

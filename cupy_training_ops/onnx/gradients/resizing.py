@@ -35,7 +35,7 @@ class _Axis(NamedTuple):
 
 @gradient("Resize")
 def resize(site: Site) -> Sequence[Term | None]:
-    """Of planes and linear by one node, of pixels that are repeated by sums, else by indices."""
+    """Gradient by one node (linear, of planes), by sums (repeated pixels), or by indices."""
     for name, values in PLAIN.items():
         value = site.attribute(name, values[0])
         if name in site.node.attributes and value not in values:

@@ -184,7 +184,7 @@ def lstm_grad(
 
 
 def _stored_memory(way: Way, d: int, cells: Array, gates: Array, start: Array) -> _Memory:
-    """What LSTMTraining gave."""
+    """Outputs of LSTMTraining."""
     parts = _by_gate(way, gates)
     slopes = [sigmoid_slope(way.xp, None, part) for part in parts[:3]]
     slopes.append(tanh_slope(way.xp, None, parts[3]))

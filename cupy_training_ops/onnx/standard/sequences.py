@@ -37,7 +37,7 @@ def sequence_length(xp: Module, arrays: list[Array]) -> Array:
 def sequence_insert(
     xp: Module, arrays: list[Array], array: Array, place: Any = None
 ) -> list[Array]:
-    """By default at the end; position n of n arrays is the end, too."""
+    """Insert at a position, by default at the end; position n of n arrays is the end, too."""
     n = len(arrays)
     at = n if place is None else _place(place, n, beyond=1)
     return [*arrays[:at], array, *arrays[at:]]
