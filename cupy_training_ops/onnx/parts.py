@@ -92,7 +92,7 @@ def write_part(
 ) -> None:
     """Write the model cut at `outputs`, with these arrays for inputs and constants."""
     names = tuple(outputs) if outputs is not None else model_outputs(graph)
-    nodes = [Node(n.op_type, n.domain, 1, (*n.input,), (*n.output,)) for n in model.graph.node]
+    nodes = [Node(n.op_type, n.domain, 1, _reads(n), (*n.output,)) for n in model.graph.node]
     inside = {name for node in makers_of(nodes, names) for name in node.outputs if name}
     try:
         data = _part(model, names, inside, arrays).SerializeToString()
@@ -112,7 +112,7 @@ def _part(
     copy.CopyFrom(model)
     keep_if(copy.graph.node, lambda node: inside.intersection(node.output))
     _cut_statistics(copy.graph.node)
-    wanted = {name for node in copy.graph.node for name in node.input}
+    wanted = {name for node in copy.graph.node for name in _reads(node)}
     known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
     del copy.graph.output[:]
     unknown = onnx.helper.make_empty_tensor_value_info  # whose type is inferred
@@ -124,6 +124,13 @@ def _part(
         if name in wanted and not name.endswith(STATE):
             copy.graph.initializer.append(tensor_of(name, array))
     return onnx.shape_inference.infer_shapes(copy, data_prop=True)
+
+
+def _reads(node: Any) -> tuple[str, ...]:
+    """The inputs of a node, and all names that its subgraphs read, their own among them."""
+    parts = [item.g for item in node.attribute if item.HasField("g")]
+    inner = [name for part in parts for each in part.node for name in _reads(each)]
+    return (*node.input, *inner, *(item.name for part in parts for item in part.output))
 
 
 def _cut_statistics(nodes: Iterable[Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import cupy_training_ops as cto
-from cupy_training_ops.onnx import control, models, session
+from cupy_training_ops.onnx import control, parts, session
 
 from . import boxes
 from .boxes import Device, opened
@@ -201,7 +201,7 @@ def test_an_exported_part_has_what_branches_read(tmp_path, rng) -> None:
     model = model_of(text)
     found = cto.onnx.Session(model)
     path = tmp_path / "part.onnx"
-    models.write_part(found.graph, model, {}, ["y"], path, sync=False)
+    parts.write_part(found.graph, model, {}, ["y"], path, sync=False)
     x = rng.standard_normal(3).astype(np.float32)
     result = ReferenceEvaluator(str(path)).run(None, {"c": np.array(True), "x": x})
     np.testing.assert_allclose(result[0], [1, 2, 3] - x, rtol=1e-6)
