@@ -126,7 +126,7 @@ def _part(
     return onnx.shape_inference.infer_shapes(copy, data_prop=True)
 
 
-def _reads(node: Proto) -> tuple[str, ...]:
+def _reads(node: Any) -> tuple[str, ...]:
     """The inputs of a node, and all names that its subgraphs read, their own among them."""
     parts = [item.g for item in node.attribute if item.HasField("g")]
     inner = [name for part in parts for each in part.node for name in _reads(each)]

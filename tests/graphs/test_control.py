@@ -11,7 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import cupy_training_ops as cto
-from cupy_training_ops.onnx import control, models, parts, session
+from cupy_training_ops.onnx import control, parts, session
 
 from . import boxes
 from .boxes import Device, opened
