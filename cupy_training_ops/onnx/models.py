@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Models: read as a Graph from a file, bytes or a protobuf, and written for inference.
+"""Models: read as a Graph from a file, bytes or a protobuf.
 
 No code of a model's is run, and what is read is bounded: a file by its size, an array by the bytes
 that are there for it. No file is opened outside the model's folder.

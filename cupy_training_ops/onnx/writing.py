@@ -36,13 +36,14 @@ def model_of(graph: Graph, name: str) -> Any:
 
 
 def _node(helper: Any, node: Node) -> Any:
-    attributes = {
-        key: _tensor(helper, "", value) if isinstance(value, np.ndarray) else value
-        for key, value in node.attributes.items()
-    }
     proto = helper.make_node(
-        node.op_type, node.inputs, node.outputs, name=node.name, domain=node.domain, **attributes
+        node.op_type, node.inputs, node.outputs, name=node.name, domain=node.domain
     )
+    for key, value in sorted(node.attributes.items()):
+        is_empty = isinstance(value, tuple) and not value  # and does not show of what it is
+        kind = onnx_package().AttributeProto.INTS if is_empty else None
+        made = _tensor(helper, "", value) if isinstance(value, np.ndarray) else value
+        proto.attribute.append(helper.make_attribute(key, made, attr_type=kind))
     return proto
 
 
