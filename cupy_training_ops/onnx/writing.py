@@ -56,13 +56,14 @@ def with_inferred(graph: Graph) -> Graph:
 
 
 def _node(helper: Any, node: Node) -> Any:
-    attributes = {
-        key: tensor_of("", value) if isinstance(value, np.ndarray) else value
-        for key, value in node.attributes.items()
-    }
     proto = helper.make_node(
-        node.op_type, node.inputs, node.outputs, name=node.name, domain=node.domain, **attributes
+        node.op_type, node.inputs, node.outputs, name=node.name, domain=node.domain
     )
+    for key, value in sorted(node.attributes.items()):
+        is_empty = isinstance(value, tuple) and not value  # and does not show of what it is
+        kind = onnx_package().AttributeProto.INTS if is_empty else None
+        made = tensor_of("", value) if isinstance(value, np.ndarray) else value
+        proto.attribute.append(helper.make_attribute(key, made, attr_type=kind))
     return proto
 
 

@@ -516,6 +516,19 @@ def test_names_that_are_there_already(name, rng) -> None:
     assert len(set(session.inputs)) == 2
 
 
+def test_an_empty_list_as_an_attribute(tmp_path) -> None:
+    """A transposition of a single number."""
+    node = helper.make_node("Transpose", ["w"], ["t"])
+    empty = helper.make_attribute("perm", [], attr_type=onnx.AttributeProto.INTS)
+    node.attribute.append(empty)
+    nodes = [node, helper.make_node("Mul", ["t", "x"], ["y"])]
+    model = model_of(nodes, {"x": (3,)}, {"y": (3,)}, {"w": np.array(2.0)})
+    cto.onnx.make_artifacts(model, tmp_path, loss="mse", trainable=["w"], optimizer="SGD")
+    session, x = cto.onnx.TrainingSession(tmp_path), np.array([1.0, 2.0, 3.0])
+    session.accumulate(x, np.zeros(3))
+    np.testing.assert_allclose(session.gradients["w"], 2 * 2 * (x * x).mean())
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 REFUSED = [
@@ -590,6 +603,42 @@ def test_operators_without_a_gradient_are_all_named(tmp_path, monkeypatch) -> No
     named = [line.split("'")[1] for line in str(refusal.value).splitlines()[1:]]
     assert named == ["second", "first"]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attributes"),
+    [
+        ("Mul", ["w"], {}),
+        ("Gemm", ["x", "w"], {"transA": [1, 2]}),
+        ("Transpose", ["w"], {"perm": [0, 7]}),
+        ("Reshape", ["w"], {}),
+        ("Conv", ["x", "w"], {"strides": "text"}),
+    ],
+)
+def test_damaged_nodes_are_refused_in_words(op_type, inputs, attributes) -> None:
+    nodes = [
+        helper.make_node(op_type, inputs, ["a"], name="damaged", **attributes),
+        helper.make_node("Mul", ["a", "x"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": (3, 3)}, {"y": (3, 3)}, {"w": np.eye(3)})
+    with pytest.raises(cto.OpError):
+        opened(model, loss="mse").step(np.eye(3), np.eye(3))
+
+
+def test_changed_bytes_are_refused_or_trained(rng) -> None:
+    """No other error than the package's own comes out."""
+    whole = np.frombuffer(perceptron(drawn_weights(rng)).SerializeToString(), np.uint8)
+    counts = [0, 0]
+    for _ in range(400):
+        data = whole.copy()
+        places = rng.integers(0, 300, int(rng.integers(1, 4)))
+        data[places] = rng.integers(0, 256, len(places))
+        try:
+            artifacts.make(data.tobytes(), loss="mse")
+            counts[0] += 1
+        except cto.OpError:
+            counts[1] += 1
+    assert min(counts) > 0
 
 
 def test_a_model_without_outputs_or_parameters_is_refused() -> None:

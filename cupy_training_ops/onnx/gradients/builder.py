@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from ...dtypes import FLOAT32
-from ...errors import ArgumentError
+from ...errors import ArgumentError, pass_on
 from ..graph import Graph, Node, Problems
 from .rules import BOOL, RULES, STRAIGHT, UNDEFINED, ZERO, Rule, Site
 from .writer import Writer, is_real
@@ -84,6 +84,10 @@ class _Backward:
             results = _rule_of(node)(Site(self.writer, place, dys, wanted))
         except ArgumentError as error:
             self.problems.add(node.title, error)
+            return
+        except Exception as error:  # of a damaged node: rules do not look for what cannot be run
+            pass_on(error)
+            self.problems.add(node.title, f"its gradient cannot be made: {error}")
             return
         for name, is_wanted, result in zip(node.inputs, wanted, results, strict=False):
             if is_wanted and result is not None:
