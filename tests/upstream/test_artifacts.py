@@ -137,8 +137,35 @@ def tied(rng: np.random.Generator) -> onnx.ModelProto:
     return net.model(net.op("MatMul", net.op("Tanh", net.op("MatMul", "x", w)), w), (5,))
 
 
+def lstm(rng: np.random.Generator) -> onnx.ModelProto:
+    """All hidden states of one layer go into another, whose last states are scored."""
+    net = Net(rng, (7, 4))
+    y = net.op("Transpose", "x", perm=[1, 0, 2])
+    weights = net.weight(1, 12, 4), net.weight(1, 12, 3), net.weight(1, 24)
+    y = net.op("Squeeze", net.op("LSTM", y, *weights, hidden_size=3), net.ints(1))
+    weights = net.weight(1, 20, 3), net.weight(1, 20, 5), net.weight(1, 40)
+    net.nodes.append(helper.make_node("LSTM", [y, *weights], ["", "h", "c"], hidden_size=5))
+    y = net.op("Squeeze", net.op("Add", "h", "c"), net.ints(0))
+    return net.model(net.op("Gemm", y, net.weight(5, 5), net.weight(5)), (5,))
+
+
+def gru(rng: np.random.Generator) -> onnx.ModelProto:
+    """One layer of each kind of reset, the first without biases."""
+    net = Net(rng, (7, 4))
+    y = net.op("Transpose", "x", perm=[1, 0, 2])
+    y = net.op("GRU", y, net.weight(1, 9, 4), net.weight(1, 9, 3), hidden_size=3)
+    weights = net.weight(1, 15, 3), net.weight(1, 15, 5), net.weight(1, 30)
+    y = [net.op("Squeeze", y, net.ints(1)), *weights]
+    options = {"hidden_size": 5, "linear_before_reset": 1}
+    net.nodes.append(helper.make_node("GRU", y, ["states", "last"], **options))
+    y = net.op("Add", net.op("ReduceMean", "states", axes=[0], keepdims=0), "last")
+    y = net.op("Squeeze", y, net.ints(0))
+    return net.model(net.op("Gemm", y, net.weight(5, 5), net.weight(5)), (5,))
+
+
 NETS: dict[str, Callable[[np.random.Generator], onnx.ModelProto]] = {
-    net.__name__: net for net in (cnn, normalized, perceptron, pooled, shaped, tied, transformer)
+    net.__name__: net
+    for net in (cnn, gru, lstm, normalized, perceptron, pooled, shaped, tied, transformer)
 }
 
 
