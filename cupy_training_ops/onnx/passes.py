@@ -179,7 +179,7 @@ def _with_shape_nodes(nodes: list[Node], wanted: set[str]) -> Iterator[Node]:
         name = node.inputs[0] if node.inputs else ""
         if node.op_type in SHAPED.values() and name in wanted:
             wanted.discard(name)
-            yield Node("Shape", "", 1, (name,), (name + SUFFIX,), place=node.place)
+            yield Node("Shape", "", node.version, (name,), (name + SUFFIX,), place=node.place)
         yield node
 
 

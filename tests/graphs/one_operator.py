@@ -38,7 +38,7 @@ def model_of(
     """
     names = ["" if array is None else f"in{i}" for i, array in enumerate(inputs)]
     arrays = {n: np.asarray(a) for n, a in zip(names, inputs, strict=True) if a is not None}
-    real = next(a.dtype for a in arrays.values() if a.dtype.kind == "f")
+    real = next(a.dtype for a in arrays.values() if a.dtype.kind in "fV")
     dtype = helper.np_dtype_to_tensor_dtype(real)
     nodes, given = [], []
     for name, array in arrays.items():

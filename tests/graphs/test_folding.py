@@ -83,8 +83,11 @@ def test_a_shape_follows_from_a_list_of_extents(lists, expected) -> None:
     assert shapes.get("y") == expected
 
 
-def test_a_shape_that_is_known_stays() -> None:
+@pytest.mark.parametrize(
+    ("known", "expected"), [((5, 3), (5, 3)), (("k", 3), ("n", 3)), ((1, 2, 3), (1, 2, 3))]
+)
+def test_numbers_that_are_known_stay(known, expected) -> None:
     graph = graph_of("s = Shape (x) y = Reshape (x, s)", "(double[n,3] x) => (double[n,3] y)")
-    known = {**graph.shapes, "y": (5, 3)}
-    folded = fold(Graph(graph.nodes, graph.inputs, (), graph.constants, graph.types, known), ())
-    assert folded.shapes["y"] == (5, 3)
+    shapes = {**graph.shapes, "y": known}
+    part = Graph(graph.nodes, graph.inputs, (), graph.constants, graph.types, shapes)
+    assert fold(part, ()).shapes["y"] == expected

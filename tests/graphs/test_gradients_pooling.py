@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -143,3 +144,16 @@ def test_a_mean_of_more_elements_than_float16_counts() -> None:
     x = np.ones((1, 1, 257, 257), np.float16)
     gradient = gradient_of("GlobalAveragePool", x, np.full((1, 1, 1, 1), 64, np.float16))
     np.testing.assert_allclose(gradient, 64 / 257**2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("op_type", ["AveragePool", "GlobalMaxPool", "MaxPool"])
+def test_pools_of_bfloat16(op_type, rng) -> None:
+    """Small whole numbers: the gradient is exact in float64 and here."""
+    x = rng.permutation(16).reshape(1, 1, 4, 4)
+    options = {} if op_type == "GlobalMaxPool" else {"kernel_shape": [2, 2], "strides": [2, 2]}
+    weights = np.full((1, 1, 1, 1) if not options else (1, 1, 2, 2), 2.0)
+    dtypes = (ml_dtypes.bfloat16, np.float64)
+    gradients = [
+        gradient_of(op_type, x.astype(t), weights.astype(t), opset=22, **options) for t in dtypes
+    ]
+    np.testing.assert_array_equal(gradients[0].astype(np.float64), gradients[1])
