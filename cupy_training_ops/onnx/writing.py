@@ -56,14 +56,29 @@ def with_inferred(graph: Graph) -> Graph:
 
 
 def _node(helper: Any, node: Node) -> Any:
-    attributes = {
-        key: _tensor(helper, "", value) if isinstance(value, np.ndarray) else value
-        for key, value in node.attributes.items()
-    }
-    proto = helper.make_node(
-        node.op_type, node.inputs, node.outputs, name=node.name, domain=node.domain, **attributes
+    attributes, n = {}, len(node.inputs)
+    for key, value in node.attributes.items():
+        if isinstance(value, Graph):
+            n = len(node.inputs) - value.n_captured
+            attributes[key] = _subgraph(helper, value, key)
+        else:
+            is_array = isinstance(value, np.ndarray)
+            attributes[key] = _tensor(helper, "", value) if is_array else value
+    ends = node.inputs[:n], node.outputs
+    return helper.make_node(node.op_type, *ends, name=node.name, domain=node.domain, **attributes)
+
+
+def _subgraph(helper: Any, graph: Graph, name: str) -> Any:
+    """A graph in an attribute, without what it reads of the graph around it."""
+    own = graph.inputs[: len(graph.inputs) - graph.n_captured]
+    return helper.make_graph(
+        [_node(helper, node) for node in graph.nodes],
+        name,
+        [_value(helper, item) for item in own],
+        [_value(helper, item) for item in graph.outputs],
+        [_tensor(helper, key, array) for key, array in graph.constants.items()],
+        value_info=_known_values(helper, graph),
     )
-    return proto
 
 
 def _value(helper: Any, item: Value) -> Any:
