@@ -178,9 +178,15 @@ def _names(argument: str, names: object) -> tuple[str, ...] | None:
 
 
 def _statistics(graph: Graph, initializers: Collection[str]) -> list[str]:
-    """The initializers that are running statistics."""
+    """The initializers that are running statistics, which steps update where they are."""
     norms = (node for node in graph.nodes if node.op_type == "BatchNormalization")
     names = dict.fromkeys(name for node in norms for name in node.inputs[FIXED[node.op_type]])
+    for node in graph.nodes:
+        statistics = FIXED[node.op_type] if node.op_type == "BatchNormalization" else NO_INPUTS
+        others = {name for i, name in enumerate(node.inputs) if i not in range(5)[statistics]}
+        for name in others & names.keys():
+            expected = "running statistics that batch norms alone read"
+            refuse("artifacts", "model", expected, f"{cut(name)!r}, which {node.title} reads")
     return [name for name in names if name in initializers]
 
 
@@ -254,6 +260,7 @@ def _dtype_of(names: Sequence[str], graph: Graph) -> Dtype:
 def _with_parameters(graph: Graph, names: Sequence[str]) -> Graph:
     """The graph with parameters as inputs in place of constants."""
     read = {name for node in graph.nodes for name in node.inputs}
+    read |= {item.name for item in graph.outputs}
     own = [name for name in names if name in read]
     values = tuple(Value(n, graph.constants[n].dtype, graph.constants[n].shape) for n in own)
     constants = {n: a for n, a in graph.constants.items() if n not in names and n in read}

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import Dtype
 from ..errors import pass_on
-from .graph import Graph, Node, Value
+from .graph import Graph, Node, Value, subgraphs
 from .models import MOST_ELEMENTS, onnx_package, tensor_of, value_of
 
 IR_VERSION = 9  # that onnxruntime-training 1.19.2 reads
@@ -56,15 +56,35 @@ def with_inferred(graph: Graph) -> Graph:
 
 
 def _node(helper: Any, node: Node) -> Any:
-    proto = helper.make_node(
-        node.op_type, node.inputs, node.outputs, name=node.name, domain=node.domain
-    )
+    n = len(node.inputs) - max((g.n_captured for g in subgraphs(node).values()), default=0)
+    ends = node.inputs[:n], node.outputs
+    proto = helper.make_node(node.op_type, *ends, name=node.name, domain=node.domain)
     for key, value in sorted(node.attributes.items()):
         is_empty = isinstance(value, tuple) and not value  # and does not show of what it is
         kind = onnx_package().AttributeProto.INTS if is_empty else None
-        made = tensor_of("", value) if isinstance(value, np.ndarray) else value
+        made = _attribute_value(helper, value, key)
         proto.attribute.append(helper.make_attribute(key, made, attr_type=kind))
     return proto
+
+
+def _attribute_value(helper: Any, value: Any, name: str) -> Any:
+    """An attribute's value as ONNX writes it: arrays and subgraphs as protobufs."""
+    if isinstance(value, np.ndarray):
+        return tensor_of("", value)
+    return _subgraph(helper, value, name) if isinstance(value, Graph) else value
+
+
+def _subgraph(helper: Any, graph: Graph, name: str) -> Any:
+    """A graph in an attribute, without what it reads of the graph around it."""
+    own = graph.inputs[: len(graph.inputs) - graph.n_captured]
+    return helper.make_graph(
+        [_node(helper, node) for node in graph.nodes],
+        name,
+        [_value(helper, item) for item in own],
+        [_value(helper, item) for item in graph.outputs],
+        [tensor_of(key, array) for key, array in graph.constants.items()],
+        value_info=_known_values(helper, graph),
+    )
 
 
 def _value(helper: Any, item: Value) -> Any:

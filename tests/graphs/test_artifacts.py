@@ -691,3 +691,68 @@ def test_the_checkpoint_has_all_parameters(tmp_path, rng) -> None:
     assert checkpoint.frozen.keys() == {"b0"}
     for name, array in {**checkpoint.trained, **checkpoint.frozen}.items():
         assert array.tobytes() == weights[name].tobytes()
+
+
+def _model_of_nodes(
+    nodes: list, initial: dict[str, np.ndarray], inputs: list, outputs: list
+) -> onnx.ModelProto:
+    """A model of x (n, 3), float64, to its loss."""
+    x = helper.make_tensor_value_info("x", TensorProto.DOUBLE, ("n", 3))
+    loss = helper.make_tensor_value_info("loss", TensorProto.DOUBLE, ())
+    nodes = [*nodes, helper.make_node("ReduceSum", ["y"], ["loss"], keepdims=0)]
+    arrays = [onnx.numpy_helper.from_array(array, name) for name, array in initial.items()]
+    graph = helper.make_graph(nodes, "g", [x, *inputs], [loss, *outputs], arrays)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_subgraphs_before_all_parameters_are_run(flag, tmp_path, rng) -> None:
+    k = onnx.numpy_helper.from_array(np.array(2.0), "k")
+    parts = {}
+    for name, node in (
+        ("then_branch", helper.make_node("Mul", ["a", "k"], ["r"])),
+        ("else_branch", helper.make_node("Tanh", ["a"], ["r"])),
+    ):
+        result = helper.make_tensor_value_info("r", TensorProto.DOUBLE, ("n", 3))
+        constants = [k] if name == "then_branch" else []
+        parts[name] = helper.make_graph([node], name, [], [result], constants)
+    nodes = [
+        helper.make_node("Abs", ["x"], ["a"]),
+        helper.make_node("If", ["flag"], ["b"], **parts),
+        helper.make_node("MatMul", ["b", "w"], ["y"]),
+    ]
+    flags = [helper.make_tensor_value_info("flag", TensorProto.BOOL, ())]
+    model = _model_of_nodes(nodes, {"w": rng.standard_normal((3, 2))}, flags, [])
+    cto.onnx.make_artifacts(model, tmp_path, loss="loss")
+    x = rng.standard_normal((4, 3))
+    b = 2 * abs(x) if flag else np.tanh(abs(x))
+    of_model = cto.onnx.TrainingSession.from_model(model, loss="loss")
+    for session in (of_model, cto.onnx.TrainingSession(tmp_path)):
+        loss = session.accumulate(x=x, flag=np.array(flag))
+        np.testing.assert_allclose(loss, (b @ session.parameters["w"]).sum())
+        np.testing.assert_allclose(session.gradients["w"], b.sum(0)[:, None] * [[1, 1]])
+
+
+def test_constants_may_be_outputs(rng) -> None:
+    u, v = rng.standard_normal(4), rng.standard_normal(2)
+    nodes = [
+        helper.make_node("Constant", [], ["v"], value=onnx.numpy_helper.from_array(v)),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    others = [helper.make_tensor_value_info(n, TensorProto.DOUBLE, None) for n in ("u", "v")]
+    model = _model_of_nodes(nodes, {"w": rng.standard_normal((3, 2)), "u": u}, [], others)
+    session = cto.onnx.TrainingSession.from_model(model, loss="loss")
+    session.step(rng.standard_normal((4, 3)))
+    np.testing.assert_array_equal(session.outputs["u"], u)
+    np.testing.assert_array_equal(session.outputs["v"], v)
+
+
+def test_running_statistics_that_are_read_elsewhere_are_refused(rng) -> None:
+    names = ("scale", "bias", "mean", "variance")
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", *names], ["a"], name="norm"),
+        helper.make_node("Mul", ["a", "mean"], ["y"], name="product"),
+    ]
+    model = _model_of_nodes(nodes, {name: rng.uniform(1, 2, 3) for name in names}, [], [])
+    with pytest.raises(cto.ArgumentError, match=r"running statistics.*'mean', which.*product"):
+        cto.onnx.TrainingSession.from_model(model, loss="loss")
