@@ -140,7 +140,7 @@ def test_what_a_value_raises_itself_is_named(error: type[Exception], monkeypatch
 
 def test_a_wrapper_that_takes_all_would_be_noticed(monkeypatch) -> None:
     """Planted: what comes in from outside is taken for the call's own."""
-    monkeypatch.setattr("cupy_training_ops.onnx.session.pass_on", lambda _: None)
+    monkeypatch.setattr("cupy_training_ops.onnx.steps.pass_on", lambda _: None)
     with pytest.raises(cto.ArgumentError):
         test_what_is_raised_at_any_line_comes_out("training", PreemptedError)
 

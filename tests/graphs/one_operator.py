@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper
 
 import cupy_training_ops as cto
 
 STEP = 1e-5
+NARROW = [TensorProto.FLOAT, TensorProto.FLOAT16]
 
 
 def model_of(
@@ -161,3 +163,53 @@ def directions(shape: tuple[int, ...], rng: np.random.Generator) -> list[np.ndar
     if size <= 40:
         return [row.reshape(shape) for row in np.eye(size)]
     return [rng.standard_normal(shape) / np.sqrt(size) for _ in range(40)]
+
+
+def gradients(op_type, inputs, dy=1.0, trainable=(0,), **options):
+    """The gradients of these inputs for one of the output's; corners stay as they are."""
+    model = model_of(op_type, inputs, **options)
+    names = [f"in{i}" for i in trainable]
+    session = cto.onnx.TrainingSession.from_model(
+        model, loss="loss", trainable=names, optimizer="SGD"
+    )
+    session.accumulate(**{name: np.asarray(dy, np.float64) for name in session.inputs})
+    return [session.gradients[name].copy() for name in names]
+
+
+def by_torch(function, *arrays, dy=1.0):
+    """The gradients of these arrays by PyTorch, for one of the result's."""
+    torch = pytest.importorskip("torch")
+    tensors = [torch.tensor(array, dtype=torch.float64, requires_grad=True) for array in arrays]
+    y = function(*tensors)
+    y.backward(torch.full_like(y, dy))
+    return [tensor.grad.numpy() for tensor in tensors]
+
+
+def trained_x(nodes, x, trainable=("x",), **constants):
+    """A session that has added up the gradients of `x` or others; the loss is a double."""
+    loss = helper.make_tensor_value_info("loss", TensorProto.DOUBLE, ())
+    initial = [onnx.numpy_helper.from_array(a, n) for n, a in {"x": x, **constants}.items()]
+    graph = helper.make_graph(nodes, "g", [], [loss], initial)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    session = cto.onnx.TrainingSession.from_model(
+        model, loss="loss", trainable=trainable, optimizer="SGD"
+    )
+    session.accumulate()
+    return session
+
+
+def check_narrow(op_type, x, others, to, **options):
+    """The gradient of a narrow x is near that in float64: constants are of its type, too."""
+    constants = {f"c{i}": array for i, array in enumerate(others)}
+    narrow = ["x", *(name for name, array in constants.items() if array.dtype == np.float64)]
+    nodes = [helper.make_node("Cast", [name], [f"{name}_narrow"], to=to) for name in narrow]
+    read = [f"{name}_narrow" if name in narrow else name for name in ("x", *constants)]
+    nodes += [
+        helper.make_node(op_type, read, ["y"], **options),
+        helper.make_node("Cast", ["y"], ["wide"], to=TensorProto.DOUBLE),
+        helper.make_node("ReduceSum", ["wide"], ["loss"], keepdims=0),
+    ]
+    expected = gradients(op_type, [x, *others], **options)[0]
+    rtol = {TensorProto.FLOAT: 1e-5, TensorProto.FLOAT16: 2e-2}[to]
+    actual = trained_x(nodes, x, **constants).gradients["x"]
+    np.testing.assert_allclose(actual, expected, rtol, rtol)

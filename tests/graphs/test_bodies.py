@@ -9,10 +9,8 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from torch.nn import functional
 
 import cupy_training_ops as cto
 from cupy_training_ops.onnx import session
@@ -20,6 +18,9 @@ from cupy_training_ops.onnx.bodies import expand
 from cupy_training_ops.onnx.models import read_model
 
 from . import boxes
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
 
 TYPES = {"float64": 11, "float32": 1, "int64": 7, "bool": 9}
 

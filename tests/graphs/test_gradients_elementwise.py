@@ -6,13 +6,20 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
 import cupy_training_ops as cto
 
-from .one_operator import check_gradients, model_of
+from .one_operator import (
+    NARROW,
+    by_torch,
+    check_gradients,
+    check_narrow,
+    gradients,
+    model_of,
+    trained_x,
+)
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -20,27 +27,9 @@ INF, NAN = math.inf, math.nan
 MICROSOFT = "com.microsoft"
 
 
-def gradients(op_type, inputs, dy=1.0, trainable=(0,), **options):
-    """The gradients of these inputs for one of the output's; corners stay as they are."""
-    model = model_of(op_type, inputs, **options)
-    names = [f"in{i}" for i in trainable]
-    session = cto.onnx.TrainingSession.from_model(
-        model, loss="loss", trainable=names, optimizer="SGD"
-    )
-    session.accumulate(**{name: np.asarray(dy, np.float64) for name in session.inputs})
-    return [session.gradients[name].copy() for name in names]
-
-
 def off_kinks(x, place=0):
     """Numbers that are no multiples of 0.01, and others than those at another place."""
     return np.round(x, 2) + 0.001 * (place + 2)
-
-
-def by_torch(function, *arrays, dy=1.0):
-    tensors = [torch.tensor(array, dtype=torch.float64, requires_grad=True) for array in arrays]
-    y = function(*tensors)
-    y.backward(torch.full_like(y, dy))
-    return [tensor.grad.numpy() for tensor in tensors]
 
 
 # ---- of one array --------------------------------------------------------------------------------
@@ -321,40 +310,9 @@ def test_cast_like_gives_the_gradient_in_the_type_of_its_input(rng) -> None:
     np.testing.assert_allclose(session.gradients["x"], 2 * x, rtol=1e-6)
 
 
-def trained_x(nodes, x, trainable=("x",), **constants):
-    """A session that has added up the gradients of `x` or others; the loss is a double."""
-    loss = helper.make_tensor_value_info("loss", TensorProto.DOUBLE, ())
-    initial = [onnx.numpy_helper.from_array(a, n) for n, a in {"x": x, **constants}.items()]
-    graph = helper.make_graph(nodes, "g", [], [loss], initial)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
-    session = cto.onnx.TrainingSession.from_model(
-        model, loss="loss", trainable=trainable, optimizer="SGD"
-    )
-    session.accumulate()
-    return session
-
-
 # ---- half types ----------------------------------------------------------------------------------
 
-NARROW = [TensorProto.FLOAT, TensorProto.FLOAT16]
 OWN = [item for item in UNARY if item[2].keys().isdisjoint({"opset", "domain"})]
-
-
-def check_narrow(op_type, x, others, to, **options):
-    """The gradient of a narrow x is near that in float64: constants are of its type, too."""
-    constants = {f"c{i}": array for i, array in enumerate(others)}
-    narrow = ["x", *(name for name, array in constants.items() if array.dtype == np.float64)]
-    nodes = [helper.make_node("Cast", [name], [f"{name}_narrow"], to=to) for name in narrow]
-    read = [f"{name}_narrow" if name in narrow else name for name in ("x", *constants)]
-    nodes += [
-        helper.make_node(op_type, read, ["y"], **options),
-        helper.make_node("Cast", ["y"], ["wide"], to=TensorProto.DOUBLE),
-        helper.make_node("ReduceSum", ["wide"], ["loss"], keepdims=0),
-    ]
-    expected = gradients(op_type, [x, *others], **options)[0]
-    rtol = {TensorProto.FLOAT: 1e-5, TensorProto.FLOAT16: 2e-2}[to]
-    actual = trained_x(nodes, x, **constants).gradients["x"]
-    np.testing.assert_allclose(actual, expected, rtol, rtol)
 
 
 @pytest.mark.parametrize("to", NARROW)

@@ -13,8 +13,7 @@ from cupy_training_ops.onnx.checks import Labels
 from cupy_training_ops.onnx.losses import with_loss
 from cupy_training_ops.onnx.models import read_inferred
 
-from .one_operator import check_gradients
-from .test_gradients_elementwise import trained_x
+from .one_operator import check_gradients, trained_x
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

@@ -9,8 +9,7 @@ from onnx import TensorProto, helper
 
 import cupy_training_ops as cto
 
-from .one_operator import check_gradients
-from .test_gradients_elementwise import trained_x
+from .one_operator import check_gradients, trained_x
 
 MICROSOFT = "com.microsoft"
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from .test_gradients_elementwise import trained_x
+from .one_operator import trained_x
 
 torch = pytest.importorskip("torch")
 NEAR = 1e-3  # sums of numbers near 100, of which a difference is left, in float32

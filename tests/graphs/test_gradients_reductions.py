@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from .one_operator import check_gradients
-from .test_gradients_elementwise import NARROW, by_torch, check_narrow, gradients, trained_x
+from .one_operator import NARROW, by_torch, check_gradients, check_narrow, gradients, trained_x
 
 torch = pytest.importorskip("torch")
 INF, NAN = math.inf, math.nan

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from onnx import helper
 
 import cupy_training_ops as cto
+
+torch = pytest.importorskip("torch")
 
 
 def resize(x: np.ndarray, sizes: list[int] | None = None, **options: Any) -> np.ndarray:

@@ -112,7 +112,8 @@ def collected() -> dict[str, Ran]:
 def test_every_large_test_concerns_some_family() -> None:
     lines = [line for line in collected()["large"].tests if line.startswith("::")]
     assert len(lines) > 20
-    assert [line for line in lines if line.endswith("False")] == []
+    of_none = [line for line in lines if line.endswith("False")]
+    assert [line for line in of_none if "tests/graphs/" not in line] == []  # models are of none
 
 
 def test_a_familys_tests_are_its_files_and_its_operators() -> None:
