@@ -144,3 +144,18 @@ def test_narrow_types(name, rng) -> None:
     inputs = [rng.standard_normal(shape) for shape in shapes]
     options = {k: v for k, v in options.items() if k != "stash_type"}
     check_types(op_type, inputs, shapes[0], rng, **options)
+
+
+def test_running_statistics_may_be_read_as_they_become(rng) -> None:
+    """The running mean is an output of the model, too."""
+    arrays = [rng.standard_normal((4, 3)), *(rng.standard_normal(3) for _ in range(3)), np.ones(3)]
+    options = {"training_mode": 1, "momentum": 0.75, "n_others": 2}
+    model = model_of("BatchNormalization", arrays, **options)
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info("other0"))
+    session = cto.onnx.TrainingSession.from_model(model, loss="loss", trainable=["in1"])
+    expected = 0.75 * arrays[3] + 0.25 * arrays[0].mean(axis=0)
+    session.accumulate(np.ones((4, 3)))
+    np.testing.assert_allclose(session.parameters["in3"], expected, rtol=0, atol=1e-15)
+    xhat = (arrays[0] - expected) / np.sqrt(session.parameters["in4"] + 1e-5)
+    loss = (xhat * arrays[1] + arrays[2]).sum()
+    np.testing.assert_allclose(float(session.eval(np.ones((4, 3)))), loss, rtol=1e-9)

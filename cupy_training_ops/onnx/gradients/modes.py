@@ -38,7 +38,19 @@ def _batch_norm(node: Node) -> Node:
 
 def in_evaluation(graph: Graph) -> Graph:
     """The graph with running statistics, and without dropout."""
-    return graph.with_nodes(_evaluated(node) for node in graph.nodes)
+    read = {name for node in graph.nodes for name in node.inputs}
+    read.update(item.name for item in graph.outputs)
+    nodes = []
+    for node in graph.nodes:
+        nodes.append(_evaluated(node))
+        if node.op_type == "BatchNormalization" and node.is_standard:  # statistics as they are
+            pairs = zip(node.inputs[3:5], node.outputs[1:3], strict=False)
+            nodes += [
+                Node("Identity", "", node.version, (old,), (new,))
+                for old, new in pairs
+                if new in read
+            ]
+    return graph.with_nodes(nodes)
 
 
 def _evaluated(node: Node) -> Node:
