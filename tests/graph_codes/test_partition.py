@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests wi
 from torch import nn  # noqa: E402
 from torch._functorch import config, partitioners  # noqa: E402
 from torch._inductor.custom_graph_pass import CustomPartitionerFn  # noqa: E402
+from torch._inductor.utils import run_and_get_code  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import cupy_training_ops as cto  # noqa: E402
@@ -384,3 +386,27 @@ def test_inductor_on_the_host(seed):
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
     assert errors(*gradients)[-1] <= 0.03
     assert codes.report()["coded"]
+
+
+@pytest.mark.thorough
+def test_decoded_images_have_their_channels_last(seed):
+    """In another layout the gradient of a convolution copies its input."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 1), nn.ReLU()
+    ).to(memory_format=torch.channels_last)
+    x = torch.randn(4, 3, 14, 14).contiguous(memory_format=torch.channels_last)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = compiled(x).square().mean()
+        loss.backward()
+
+    with torch._inductor.config.patch(force_layout_optimization=True):
+        compiled = torch.compile(model, options=cto.torch.activation_codes(least=1))
+        _, sources = run_and_get_code(step)
+    calls = re.findall(
+        r"convolution_backward.default\(.*?reinterpret_tensor\((.*?)\), 0\)", sources[-1]
+    )
+    strides = [tuple(map(int, re.findall(r"\d+", call.rpartition("(")[2]))) for call in calls]
+    assert strides == [(32 * 144, 1, 12 * 32, 32)]

@@ -68,12 +68,19 @@ def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[
     value, chosen = one.point.meta["val"], one.format
     assert chosen is not None
 
+    # Pixels are one dimension of codes: compilers lay out every array of four dimensions as images
+    # with the channels last, and would take the width for channels where these are moved back.
+    is_image = _is_image(value, one.order)
+
     def encode(x: Tensor) -> Parts:
-        return chosen.encode(x.permute(one.order).contiguous())  # fixes the codes' layout
+        moved = x.flatten(2).transpose(1, 2) if is_image else x.permute(one.order)
+        return chosen.encode(moved.contiguous())  # fixes the codes' layout
 
     def decode(*parts: Tensor) -> Tensor:
         back = [one.order.index(dim) for dim in range(value.dim())]
         decoded = cast(chosen.decode(*parts), value.dtype)
+        if is_image:
+            return decoded.transpose(1, 2).unflatten(2, value.shape[2:]).clone()
         if back == sorted(back):
             return decoded
         return decoded.permute(back).clone()  # else Inductor changes the layout of later nodes
@@ -90,6 +97,13 @@ def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[
     one.point.replace_all_uses_with(record(backward, first, decode, *codes))
     _erase_unread(backward, one.point)
     return tuple(parts)
+
+
+def _is_image(value: Tensor, order: tuple[int, ...]) -> bool:
+    """Return True for (N, C, ...) of known extents whose channels are last in memory."""
+    channels_last = (0, *range(2, value.dim()), 1)
+    extents = value.shape[2:]
+    return len(extents) > 1 and order == channels_last and all(type(n) is int for n in extents)
 
 
 def first_user(graph: Graph, node: Node) -> Node:
