@@ -22,6 +22,7 @@ from .. import limits
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes, subgraphs
+from .inferred_shapes import infer_shapes
 from .passes import split_sequences, without_constants
 from .standard import NEWEST
 from .stored import BY_DTYPE, graph_dtype, nbytes_of, unpack
@@ -29,7 +30,6 @@ from .stored import BY_DTYPE, graph_dtype, nbytes_of, unpack
 MOST_BYTES = 1 << 31  # of a protobuf
 MOST_NODES = 1 << 20
 MOST_ELEMENTS = 1 << 10  # of an initializer on which shapes may depend
-LARGEST_INFERRED = 64  # elements of a constant that says a shape
 BY_RANK = ("CausalConvWithState", "RotaryEmbedding")  # operators whose bodies depend on ranks
 UNKNOWN = ("", "?", "None")  # names of dimensions that say nothing
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -67,15 +67,13 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
     It is in this opset or a newer one, has types and shapes that were inferred, and what Constant
     nodes make among its constants.
     """
-    from .inferred_shapes import infer_shapes
-
     onnx = onnx_package()
     proto, folder, name = parse(model)
     problems = Problems(name)
     arrays = dict(_initializers(proto.graph, folder, problems))
     problems.refuse()
     version = next((i.version for i in proto.opset_import if i.domain in STANDARD), least_opset)
-    light = _inline_functions(_without_elements(proto))
+    light = _inline_functions(_without_elements(proto, arrays))
     try:
         if version < least_opset:
             light = onnx.version_converter.convert_version(light, least_opset)
@@ -100,15 +98,21 @@ def _said_parameters(proto: Proto) -> frozenset[str]:
     return frozenset(_PARAMETER.findall(entries.get(_SIGNATURE, "")))
 
 
-def _without_elements(proto: Proto) -> Proto:
+def _without_elements(proto: Proto, arrays: Mapping[str, HostArray]) -> Proto:
     """A copy in which large initializers have types and shapes alone, which is enough to infer
-    those of other values: ONNX serializes a model for that, and can no larger one than 2 GiB."""
+    those of other values: ONNX serializes a model for that, and can no larger one than 2 GiB.
+
+    arrays: those of the initializers, of which small integers say shapes and may be in other files.
+    """
     copy = type(proto)()
     copy.CopyFrom(proto)
     for tensor in copy.graph.initializer:
+        array = arrays.get(_text(tensor.name))
         if math.prod(tensor.dims) > MOST_ELEMENTS:
             bare = type(tensor)(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
             tensor.CopyFrom(bare)
+        elif tensor.external_data and array is not None and array.dtype.kind == "i":
+            tensor.CopyFrom(tensor_of(tensor.name, array))
     return copy
 
 
@@ -173,28 +177,21 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")
     infos = graph.value_info
     if any(node.op_type in BY_RANK and node.is_standard for node in nodes):
-        infos = (*_inferred(proto, protos), *infos)
+        infos = (*_inferred(proto, protos, constants), *infos)
     declared = (*map(value_of, infos), *inputs, *outputs)
     types = {v.name: v.dtype for v in declared if v.dtype and v.is_array}
     shapes = {v.name: v.shape for v in declared if v.shape is not None}
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
 
 
-def _inferred(proto: Proto, nodes: Sequence[Proto]) -> Iterable[Proto]:
+def _inferred(
+    proto: Proto, nodes: Sequence[Proto], arrays: Mapping[str, HostArray]
+) -> Iterable[Proto]:
     """The types that ONNX infers for values that the model says nothing of; none if it cannot."""
     onnx = onnx_package()
-    copy = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
-    copy.graph.name = "g"
+    copy = _without_elements(proto, arrays)
+    del copy.functions[:], copy.graph.node[:]
     copy.graph.node.extend(nodes)
-    for field in ("input", "output", "value_info"):
-        getattr(copy.graph, field).extend(getattr(proto.graph, field))
-    known = {item.name for item in proto.graph.input}
-    for tensor in proto.graph.initializer:  # of large ones the type alone is looked at
-        if math.prod(tensor.dims) <= LARGEST_INFERRED and not tensor.external_data:
-            copy.graph.initializer.append(tensor)
-        elif tensor.name not in known:
-            make = onnx.helper.make_tensor_value_info
-            copy.graph.input.append(make(tensor.name, tensor.data_type, tensor.dims))
     try:
         return tuple(onnx.shape_inference.infer_shapes(copy, data_prop=True).graph.value_info)
     except Exception as error:  # of ONNX's; what does not fit is refused elsewhere

@@ -11,6 +11,7 @@ import numpy as np
 from ..dtypes import Dtype
 from ..errors import pass_on
 from .graph import Graph, Node, Value, subgraphs
+from .inferred_shapes import infer_shapes
 from .models import MOST_ELEMENTS, onnx_package, tensor_of, value_of
 
 IR_VERSION = 9  # that onnxruntime-training 1.19.2 reads
@@ -39,13 +40,12 @@ def model_of(graph: Graph, name: str) -> Any:
 
 def with_inferred(graph: Graph) -> Graph:
     """The graph with the types and shapes that ONNX infers for its values."""
-    onnx = onnx_package()
     large = {n: a for n, a in graph.constants.items() if a.size > MOST_ELEMENTS}
     inputs = (*graph.inputs, *(Value(n, a.dtype, a.shape) for n, a in large.items()))
     small = {n: a for n, a in graph.constants.items() if n not in large}
     proto = model_of(replace(graph, inputs=inputs, constants=small), "inferred")
     try:
-        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        proto = infer_shapes(proto)
     except Exception as error:  # of ONNX's C++ code; rules refuse what they have to know
         pass_on(error)
         return graph

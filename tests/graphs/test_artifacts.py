@@ -756,3 +756,19 @@ def test_running_statistics_that_are_read_elsewhere_are_refused(rng) -> None:
     model = _model_of_nodes(nodes, {name: rng.uniform(1, 2, 3) for name in names}, [], [])
     with pytest.raises(cto.ArgumentError, match=r"running statistics.*'mean', which.*product"):
         cto.onnx.TrainingSession.from_model(model, loss="loss")
+
+
+def test_shapes_may_be_in_another_file(tmp_path) -> None:
+    """MatMul's gradient needs the rank of b, which a shape outside of the model says."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Reshape", ["a", "shape"], ["b"]),
+        helper.make_node("MatMul", ["b", "v"], ["y"]),
+    ]
+    arrays = {"w": np.ones((4, 6)), "shape": np.array([-1, 3]), "v": np.ones((3, 2))}
+    model = model_of(nodes, {"x": ("n", 4)}, {"y": (None, 2)}, arrays)
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, size_threshold=0, location="model.data")
+    session = cto.onnx.TrainingSession.from_model(path, loss="mse", optimizer="SGD")
+    loss = session.step(np.ones((2, 4)), np.ones((4, 2)))
+    assert loss == 121  # each score is 3 times 4, its label 1
