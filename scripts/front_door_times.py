@@ -446,7 +446,7 @@ def plain(parameters: Parameters, **given: Any) -> Step:
 
 
 def plain_clipped(parameters: Parameters) -> Step:
-    """The same with a loss scale and clipping."""
+    """A step with a loss scale and clipping."""
     return plain(parameters, loss_scale=torch.ones((), device="cuda"), max_norm=MAX_NORM)
 
 

@@ -93,7 +93,7 @@ def each(value: Any, function: Any) -> Any:
 
 
 def runners(graph: Any, *given: Any, **options: Any) -> Any:
-    """What runs the nodes, on the device by NumPy behind its back; nodes that run graphs see the
+    """Runners of nodes, on the device by NumPy behind its back; nodes that run graphs see the
     device themselves."""
     found = program.node_runners(graph, *given, **options)
     return {i: known if subgraphs(graph.nodes[i]) else _boxed(known) for i, known in found.items()}

@@ -139,7 +139,7 @@ def test_rotation(interleaved, rng) -> None:
 
 
 def test_a_body_that_needs_a_rank_has_it_inferred(rng) -> None:
-    """Of three dimensions, heads are split; the model says nothing of the value that is turned."""
+    """Heads of three dimensions are split; the model says nothing of the value that is turned."""
     x = drawn(rng, x=(2, 4, 12), w=(12, 12), cos=(2, 4, 3), sin=(2, 4, 3))
     model = model_of("RotaryEmbedding <num_heads=2>", {n: x[n] for n in ("x", "cos", "sin")})
     model.graph.node[0].input[0] = "z"

@@ -181,7 +181,7 @@ def test_labels_out_of_range_are_refused_by_their_name(loss, rng) -> None:
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "token_cross_entropy"])
 def test_labels_that_are_fed_to_a_device_are_looked_at_first(loss) -> None:
-    """What the loss takes is the feed, or the feed in another shape."""
+    """A loss takes the feed, or the feed in another shape."""
     graph = with_loss(read_inferred(model_of_scores((4, 5), np.zeros(5)), 17)[0], loss)
     labels = Labels(graph)
     labels.note_range("labels", np.array([0, 1, 5, 2]))

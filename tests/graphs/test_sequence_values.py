@@ -115,7 +115,7 @@ def test_an_empty_sequence_is_filled_and_joined(rng) -> None:
 
 
 def test_a_map_over_sequences(arrays, rng) -> None:
-    """Of a second sequence the element of the same place, of an array the whole."""
+    """A body gets the element of the same place of a second sequence, and the whole of an array."""
     text = """(seq(float[N]) s, seq(float[N]) t, float x)
         => (seq(float[N]) y, seq(int64[1]) n, float[N] first) <int64 zero = {0}> {
         first = SequenceAt (y, zero)

@@ -313,7 +313,7 @@ def test_the_middle_is_cut_or_padded(shape: tuple[int, int], rng) -> None:
 
 
 def best_boxes(boxes: Any, scores: Any, most: int, share: float, least: float) -> list[Any]:
-    """Of corners (low, high): one box after the other, beside all that were chosen."""
+    """Boxes by corners (low, high): one after the other, beside all that were chosen."""
     rows = []
     for b, c in itertools.product(*map(range, scores.shape[:2])):
         chosen: list[int] = []
