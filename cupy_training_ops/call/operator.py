@@ -81,7 +81,12 @@ class Operator(Declares):
     def foreign_arrays(self, inputs: Arguments, out: Arguments) -> ForeignArrays:
         """Return the notes of foreign arrays of a call with these arguments."""
         return ForeignArrays(
-            self.inputs, inputs, out, natively=self.knows_tensors, detaches=self.detaches
+            self.inputs,
+            inputs,
+            out,
+            natively=self.knows_tensors,
+            detaches=self.detaches,
+            op=self.name,
         )
 
     @classmethod

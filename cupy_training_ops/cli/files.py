@@ -18,6 +18,7 @@ from ..codecs.numpy_file import write_header
 from ..codecs.packed import Advance, decode_in_parts, encode_in_parts
 from ..dtypes import BFLOAT16, HostArray, to_dtype
 from ..errors import printable
+from ..machine import processor
 from .errors import Failure
 from .inputs import (
     Member,
@@ -31,7 +32,6 @@ from .inputs import (
     stem,
     why_left_out,
 )
-from .machine import processor
 from .outputs import (
     force_option,
     is_folder,

@@ -111,7 +111,7 @@ def make(
     loss: str,
     trainable: tuple[str, ...],
     frozen: tuple[str, ...],
-    optimizer: str,
+    optimizer: Any,
     weight_decay: float | None,
     clip_norm: float | None,
     prefix: str,

@@ -14,7 +14,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def make_artifacts(
     loss: Any,
     trainable: Collection[str] | None = None,
     frozen: Collection[str] | None = None,
-    optimizer: str = "AdamW",
+    optimizer: Literal["AdamW", "SGD"] = "AdamW",
     clip_norm: float | None = None,
     prefix: str = "",
     **numbers: float,
@@ -126,7 +126,7 @@ def make(
     loss: Any,
     trainable: Collection[str] | None = None,
     frozen: Collection[str] | None = None,
-    optimizer: str = "AdamW",
+    optimizer: Literal["AdamW", "SGD"] = "AdamW",
     clip_norm: float | None = None,
     **numbers: float,
 ) -> Artifacts:
