@@ -191,6 +191,20 @@ def test_arrays_of_two_libraries_are_refused_by_name(call, where, other, first) 
     assert [float(array[0, 0]) for array in arrays] == [1, 2]
 
 
+@pytest.mark.parametrize("make", [cto.SGD, cto.Adam, cto.AdamW])
+def test_rates_of_an_optimizer_may_be_tensors(make) -> None:
+    start, gradient = torch.linspace(-1, 1, 7), torch.linspace(1, 2, 7)
+    stepped = []
+    for number in (float, torch.tensor):
+        x = start.clone()
+        optimizer = make([x], lr=number(0.125))
+        for _ in range(2):
+            optimizer.step([gradient], loss_scale=number(2.0), max_norm=number(1.0))
+        stepped.append(x)
+    assert torch.equal(*stepped)
+    assert not torch.equal(stepped[0], start)
+
+
 def test_what_a_call_does_not_read_may_be_of_any_library() -> None:
     x, y = torch.ones(3), np.ones(3)
     assert cto.pass_through([x, y])[1] is y

@@ -24,6 +24,7 @@ class Operator(Declares):
 
     declaration: ClassVar[Declaration]  # the checked form of `Declares`
     workspaces: Workspaces
+    mixes: ClassVar[bool] = False  # arrays of two libraries, some adopted: the caller looks at them
 
     @property
     def attribute_values(self) -> dict[str, object]:
@@ -86,7 +87,7 @@ class Operator(Declares):
             out,
             natively=self.knows_tensors,
             detaches=self.detaches,
-            op=self.name,
+            op="" if self.mixes else self.name,
         )
 
     @classmethod
