@@ -24,16 +24,16 @@ from ..declare.schema import finite
 from ..dtypes import FLOAT32, FLOATS, Dtype, dtype_name
 from ..errors import ArgumentError, cut, pass_on, refuse, shown
 from ..registry import get_op
-from .bodies import expand
 from .checkpoint import FILES, Checkpoint, checkpoint_files
 from .checks import BUFFER
 from .folding import fold
-from .gradients import add_gradients, in_evaluation, in_training
-from .gradients.rules import BY_BODY, INT64, MICROSOFT, RULES, UNDEFINED, ZERO
-from .graph import Graph, Node, Value
+from .gradients import add_gradients, in_evaluation, in_training, with_gradients
+from .gradients.builder import with_rules
+from .gradients.rules import INT64, MICROSOFT
+from .graph import Graph, Node, Problems, Value
 from .losses import with_loss
 from .models import Proto, Source, read_inferred
-from .writing import model_of, with_inferred
+from .writing import model_of
 
 OPSET = 17  # what older models are converted to
 RESET = "lazy_reset_grad"
@@ -132,6 +132,9 @@ def make(
 ) -> Artifacts:
     """The artifacts of an inference model; arguments as of `TrainingSession.from_model`."""
     graph, initializers = _untied(*read_inferred(model, OPSET))
+    problems = Problems("the model")
+    graph = with_gradients(graph, problems)
+    problems.refuse()
     real = {name for name in initializers if graph.constants[name].dtype in FLOATS}
     graph = with_loss(fold(graph, real), loss)
     wanted, unwanted = _names("trainable", trainable), _names("frozen", frozen)
@@ -139,7 +142,7 @@ def make(
     names = _trained(parameters, wanted, unwanted)
     value = graph.outputs[0].name
     parameters += _statistics(graph, initializers)
-    training = in_training(_with_bodies(graph))
+    training = in_training(with_rules(graph))
     training, gradients = add_gradients(training, value, names, parameters)
     _refuse_unmoved(names if wanted else [], gradients)
     names = [name for name in names if name in gradients]
@@ -157,13 +160,6 @@ def make(
         model_of(made, "optimizer"),
         checkpoint,
     )
-
-
-def _with_bodies(graph: Graph) -> Graph:
-    """The graph with bodies in place of the nodes whose operators have no rule."""
-    known = (RULES.keys() | ZERO | UNDEFINED.keys()) - BY_BODY
-    expanded = expand(graph, lambda node: node.is_standard and node.op_type not in known)
-    return graph if len(expanded.nodes) == len(graph.nodes) else with_inferred(expanded)
 
 
 def _names(argument: str, names: object) -> tuple[str, ...] | None:

@@ -182,8 +182,8 @@ def refuse_unsummed(graph: Graph, parameters: Mapping[str, Any]) -> None:
     """Refuse a graph that says that a gradient is larger than its parameter."""
     makers = _makers(graph)
     shapes = {**graph.shapes, **{name: array.shape for name, array in graph.constants.items()}}
-    for node in graph.nodes:
-        maker = makers.get(node.inputs[1]) if node.op_type in ACCUMULATORS else None
+    for node in (node for node in graph.nodes if node.op_type in ACCUMULATORS):
+        maker = makers.get(node.inputs[1])
         parameter = parameters.get(node.inputs[0].removesuffix(BUFFER))
         if parameter is None or maker is None or maker.op_type not in REPEATING:
             continue

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..graph import Graph, Node
+from ..graph import Graph, Node, subgraphs
 from .rules import MICROSOFT
 
 
@@ -15,6 +15,8 @@ def in_training(graph: Graph) -> Graph:
     """The graph with statistics of the batch, and with dropout."""
     flag, nodes, constants = "training_mode::true", [], dict(graph.constants)
     for node in graph.nodes:
+        parts = {name: in_training(part) for name, part in subgraphs(node).items()}
+        node = replace(node, attributes={**node.attributes, **parts}) if parts else node
         if node.op_type == "BatchNormalization" and node.is_standard:
             node = _batch_norm(node)
         elif node.op_type == "Dropout" and node.is_standard:
