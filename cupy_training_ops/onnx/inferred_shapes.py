@@ -28,12 +28,32 @@ def infer_shapes(proto: Proto) -> Proto:
     for item in (*copy.graph.value_info, *copy.graph.output):
         for dim in item.type.tensor_type.shape.dim:
             dim.ClearField("dim_value")
+    for node in copy.graph.node:
+        if node.op_type in POOLS and _is_padded_alike(node):
+            rest = [item for item in node.attribute if item.name != "ceil_mode"]
+            del node.attribute[:]
+            node.attribute.extend(rest)
     result = shape_inference.infer_shapes(copy, data_prop=True)
     while _correct_pool(copy, result):
         result = shape_inference.infer_shapes(copy, data_prop=True)
     del result.graph.node[:]
     result.graph.node.extend(proto.graph.node)
     return result
+
+
+def _is_padded_alike(node: Proto) -> bool:
+    """Return True of pads by which a pool has its own number of windows, whose ceil_mode says
+    nothing: ONNX counts more of them."""
+    return any(item.name == "auto_pad" and item.s.startswith(b"SAME") for item in node.attribute)
+
+
+def end_pad(n: int, window: int, step: int, begin: int, end: int) -> int:
+    """The pad at the end by which as many windows fit as with `ceil_mode`, of which none begins
+    behind all elements."""
+    last = -(-(n + begin + end - window) // step)  # the last one's number
+    if last * step >= n + begin:
+        last -= 1
+    return max(last * step + window - n - begin, 0)
 
 
 def _correct_pool(proto: Proto, result: Proto) -> bool:
@@ -66,7 +86,7 @@ def _pads_of(
 
     values = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     rank = len(values["kernel_shape"])
-    if not values.get("ceil_mode") or values.get("auto_pad", b"").startswith(b"SAME"):
+    if not values.get("ceil_mode"):
         return None
     if len(extents) != rank or len(inferred) != rank:
         return None
@@ -77,11 +97,9 @@ def _pads_of(
         if n is None:
             continue
         window = (values["kernel_shape"][i] - 1) * spread[i] + 1
-        last = -(-(n + pads[i] + pads[rank + i] - window) // steps[i])  # the last one's place
-        if last * steps[i] >= n + pads[i]:
-            last -= 1
-            is_wrong |= m == last + 2
-        pads[rank + i] = max(pads[rank + i], last * steps[i] + window - n - pads[i])
+        pads[rank + i] = end_pad(n, window, steps[i], pads[i], pads[rank + i])
+        count = (n + pads[i] + pads[rank + i] - window) // steps[i] + 1
+        is_wrong |= m == count + 1
     return pads if is_wrong else None
 
 

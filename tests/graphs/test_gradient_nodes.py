@@ -74,6 +74,17 @@ def test_zeros_and_outputs_that_are_left_out(a, b) -> None:
     np.testing.assert_array_equal(actual["dt"], np.zeros(3))
 
 
+def test_a_value_that_a_node_makes_beside_another(rng) -> None:
+    """y = sum of p q, where p is a variable of its own, and q a part of x."""
+    x = rng.standard_normal(4)
+    text = f"""(double[4] x) => (double[2] p, double[2] q, double[2] dp, double[4] dx) {{
+        p, q = Split (x) m = Mul (p, q) y = ReduceSum <keepdims = 0> (m)
+        dp, dx = {NODE} <xs = ["p", "x"], y = "y"> (p, x) }}"""
+    actual = run(text, x=x)
+    np.testing.assert_allclose(actual["dp"], x[2:])
+    np.testing.assert_allclose(actual["dx"], [0, 0, *x[:2]])
+
+
 def test_operators_by_their_bodies_and_one_element(a) -> None:
     """A y of one element in two dimensions; the gradient of what has a body alone."""
     text = f"""(double[3] x) => (double[1, 1] y, double[3] dx) {{

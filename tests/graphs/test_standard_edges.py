@@ -20,6 +20,13 @@ def result(op: str, *inputs: np.ndarray, version: int = 18, **attributes: object
     return cto.onnx.call(node, inputs, version=version)[0]
 
 
+def test_a_slope_larger_than_x_is_refused(rng) -> None:
+    x, slope = rng.standard_normal((2, 1)), rng.standard_normal((2, 3))
+    for wrong in (slope, slope[None]):
+        with pytest.raises(cto.ArgumentError, match=r"slope: expected a shape that is repeated"):
+            result("PRelu", x, wrong)
+
+
 def test_old_log_softmax_is_finite_far_below_the_top(rng) -> None:
     x = (300 * rng.standard_normal((5, 7))).astype(np.float32)
     wide = x.astype(np.float64) - x.max(axis=1, keepdims=True)
