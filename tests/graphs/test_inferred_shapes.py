@@ -41,16 +41,18 @@ def test_a_batch_that_is_another_inside_the_model_makes_no_difference(said, rng)
     np.testing.assert_allclose(session.gradients["w"], 2 * x.T @ (x @ w) / 16)
 
 
+@pytest.mark.parametrize("opset", [18, 22])
 @pytest.mark.parametrize("op_type", ["AveragePool", "LpPool", "MaxPool"])
 @pytest.mark.parametrize(
     ("shape", "pool"),
     [
         ((1, 1, 3, 2), {"kernel_shape": [1, 1], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+        ((1, 1, 3, 5), {"kernel_shape": [2, 1], "strides": [3, 3], "auto_pad": "SAME_LOWER"}),
         ((1, 1, 1, 4), {"kernel_shape": [2, 2], "strides": [1, 2], "pads": [1, 0, 1, 1]}),
         ((1, 1, 1, 4), {"kernel_shape": [1, 2], "strides": [1, 2], "pads": [1, 0, 1, 1]}),
     ],
 )
-def test_windows_that_pads_alone_would_have(op_type, shape, pool, rng) -> None:
+def test_windows_that_pads_alone_would_have(op_type, shape, pool, opset, rng) -> None:
     if op_type == "MaxPool" and pool["kernel_shape"] == [1, 2]:
         pool = {**pool, "pads": [0, 0, 0, 1]}  # as a window of pads alone has no maximum
     x = rng.standard_normal(shape)
@@ -59,7 +61,7 @@ def test_windows_that_pads_alone_would_have(op_type, shape, pool, rng) -> None:
         helper.make_node(op_type, ["m"], ["a"], ceil_mode=1, **pool),
         helper.make_node("ReduceSum", ["a"], ["loss"], keepdims=0),
     ]
-    session = _session(nodes, x.shape, np.array([0.5]), opset=22)
+    session = _session(nodes, x.shape, np.array([0.5]), opset=opset)
     loss = float(session.accumulate(x))
     assert session.gradients["w"][0] == pytest.approx(loss / 0.5)
 
