@@ -287,6 +287,64 @@ def test_one_initializer_that_is_read_twice(losses, rng) -> None:
     np.testing.assert_allclose(session.gradients["w"], theirs.grad, atol=1e-12)
 
 
+def shared_by_identity(**arrays: np.ndarray) -> onnx.ModelProto:
+    """y = ((x + a) a' + b) b', where a' and b' are Identity of a and b; c is read by it alone."""
+    names = ["a", "a2", "b", "b2", "c2"]
+    nodes = [helper.make_node("Identity", [name], [f"{name}2"]) for name in ("a", "b", "c")]
+    ops = ["Add", "Mul", "Add", "Mul", "Add"]
+    for k, (op_type, name) in enumerate(zip(ops, names, strict=True)):
+        nodes.append(helper.make_node(op_type, [f"h{k}" if k else "x", name], [f"h{k + 1}"]))
+    nodes.append(helper.make_node("Identity", ["h5"], ["y"]))
+    return model_of(nodes, {"x": ("n", 3)}, {"y": ("n", 3)}, arrays)
+
+
+@pytest.mark.parametrize(
+    ("tied", "expected"),
+    [
+        (None, {"a", "a2", "b", "c"}),
+        ([], {"a", "a2", "b", "b2", "c"}),
+        (["a"], {"a", "b", "b2", "c"}),
+        (["a", "b"], {"a", "b", "c"}),
+    ],
+)
+def test_initializers_that_identity_gives_other_names(tied, expected, rng) -> None:
+    """By default those of one number are trained apart, and the others as one."""
+    w, x = rng.standard_normal(3), rng.standard_normal((4, 3))
+    arrays = {"a": np.ones(3), "b": w, "c": np.zeros(3)}
+    session = opened(shared_by_identity(**arrays), loss="mse", optimizer="SGD", tied=tied)
+    assert session.gradients.keys() == expected
+    session.accumulate(x, np.zeros((4, 3)))
+    h = (x + 1) * 1 + w
+    slope = 2 * h * w / x.size  # of y = h w + c
+    own = {"a": slope * w, "a2": slope * w * (x + 1), "b": slope * w, "b2": slope * h}
+    own = {name: array.sum(axis=0) for name, array in own.items()}
+    for name in ("a", "b"):
+        gradient = own[name] + (0 if f"{name}2" in expected else own[f"{name}2"])
+        np.testing.assert_allclose(session.gradients[name], gradient, atol=1e-12)
+
+
+@pytest.mark.parametrize("tied", [["c"], ["x"], "a", 3])
+def test_only_what_identity_shares_is_tied(tied) -> None:
+    arrays = {name: np.ones(3) for name in ("a", "b", "c")}
+    with pytest.raises(cto.ArgumentError, match="artifacts: tied"):
+        opened(shared_by_identity(**arrays), loss="mse", tied=tied)
+
+
+@pytest.mark.parametrize("name", ["lazy_reset_grad", "w_grad.accumulation.buffer"])
+@pytest.mark.parametrize("kind", ["initializer", "value", "input"])
+def test_names_that_training_adds_are_refused(kind, name, rng) -> None:
+    w = {"w": rng.standard_normal(3)}
+    x, h = (name if kind == other else letter for other, letter in (("input", "x"), ("value", "h")))
+    arrays = {name: w["w"], **w} if kind == "initializer" else w
+    nodes = [
+        helper.make_node("Mul", [x, name if kind == "initializer" else "w"], [h]),
+        helper.make_node("Mul", [h, "w"], ["y"]),
+    ]
+    model = model_of(nodes, {x: ("n", 3)}, {"y": ("n", 3)}, arrays)
+    with pytest.raises(cto.ArgumentError, match=f"model: expected no value called .* '{name}'"):
+        opened(model, loss="mse")
+
+
 def two_heads(rng: np.random.Generator) -> onnx.ModelProto:
     """Outputs y, z and one number, m, of z; an initializer that nothing reads."""
     nodes = [

@@ -90,6 +90,43 @@ class UNet(nn.Module):
         return self.out(torch.cat([a, b], 1))
 
 
+class LocalResponses(nn.Module):
+    """A convolution and LocalResponseNorm, which is written with a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 6, 3), nn.LocalResponseNorm(3, alpha=0.5)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.first(x)).mean((2, 3)))
+
+
+def states_of(x: torch.Tensor, first: torch.Tensor, again: torch.Tensor) -> torch.Tensor:
+    """The states of a cell, written into a list."""
+    states: list[torch.Tensor] = []
+    state = torch.zeros_like(x[:, 0])
+    for t in range(x.size(1)):
+        state = torch.tanh(x[:, t] @ first + state @ again)
+        states.append(state)
+    return torch.stack(states, 1)
+
+
+class Loop(nn.Module):
+    """A cell in a loop, which is exported as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 3)
+        self.first, self.again = (nn.Parameter(torch.randn(8, 8) / 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            run = torch.jit.script(states_of)
+        return self.head(run(self.embed(x), self.first, self.again).mean(1))
+
+
 def pictures(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((4, 2, 11, 10)), rng.integers(0, 3, 4)
 
@@ -106,6 +143,8 @@ MODELS = {
     "convolutions": (Convolutions, pictures),
     "transformer": (Block, sentences),
     "u-net": (UNet, segments),
+    "local responses": (LocalResponses, pictures),
+    "loop": (Loop, sentences),
 }
 
 
