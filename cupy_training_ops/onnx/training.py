@@ -103,9 +103,9 @@ class TrainingSession(Transactional):
         of an output that is one number. trainable: the names of initializers that are trained; by
         default all real ones of one dimension or more. frozen: those that are not. tied: those that
         are one parameter although Identity gives them several names; by default those whose
-        elements differ, as exporters share new biases and scales. optimizer: "AdamW", with `numbers` alpha=0.9, beta=0.999, epsilon=1e-8 and weight_decay=0.01, or "SGD".
-        clip_norm: the largest norm of all gradients together. Other arguments as of
-        TrainingSession.
+        elements differ, as exporters share new biases and scales. optimizer: "AdamW", with
+        `numbers` alpha=0.9, beta=0.999, epsilon=1e-8 and weight_decay=0.01, or "SGD". clip_norm:
+        the largest norm of all gradients together. Other arguments as of TrainingSession.
 
             session = TrainingSession.from_model("model.onnx", loss="cross_entropy")
             loss = session.step(x, labels)

@@ -100,8 +100,10 @@ def test_a_branch_whose_condition_is_known_is_put_in_place(chosen, rng) -> None:
 
     def branches(of: str) -> str:
         return f"""If (c) <
-            then_branch = then () => (double[N] a) {{ b = Neg ({of}) k = Exp (b) a = Mul (k, {of}) }},
-            else_branch = other () => (double[N] a) <double[1] k = {{0.5}}> {{ a = Mul ({of}, k) }}>"""
+            then_branch = then () => (double[N] a)
+                {{ b = Neg ({of}) k = Exp (b) a = Mul (k, {of}) }},
+            else_branch = other () => (double[N] a) <double[1] k = {{0.5}}>
+                {{ a = Mul ({of}, k) }}>"""
 
     graph = graph_of(
         f"i = Constant <value_int={chosen}> () c = Cast <to=9> (i) v = Sin (x) "
