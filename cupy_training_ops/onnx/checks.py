@@ -2,7 +2,7 @@
 """Refuses what does not fit: types before a graph runs; extents, labels, gradients as it does.
 
 Labels: an operator makes NaN of those out of range, and looks for them only with check=1. NumPy's
-arrays are checked by the operator; those that a GPU is given, before they go there.
+arrays are checked by the operator; those that a GPU reads, before they are copied there.
 
 Gradients: upstream's gradient of Where is not summed over what a parameter was repeated along, and
 its own kernels add a part of it.

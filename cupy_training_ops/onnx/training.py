@@ -47,7 +47,7 @@ class TrainingSession(Transactional):
     inputs as CUDA graphs, and replay them from then on. What is read on the host belongs to the
     form. What cannot be captured is refused then, with the node's name.
 
-    Inputs are given by position or by name, as the training model has them. Parameters and
+    Inputs come by position or by name, as the training model has them. Parameters and
     gradients are arrays that steps update in place. Nothing waits for the device: a loss is an
     array, too.
 

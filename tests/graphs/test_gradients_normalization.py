@@ -19,7 +19,7 @@ from .one_operator import check_gradients, check_types, model_of
 
 torch = pytest.importorskip("torch")
 
-# ONNX computes statistics in float32 where it is not told otherwise.
+# ONNX computes statistics in float32 where no attribute says otherwise.
 RMS = {"opset": 23, "stash_type": onnx.TensorProto.DOUBLE}
 GROUPS = {"num_groups": 2, "stash_type": onnx.TensorProto.DOUBLE}
 # An operator, shapes of its inputs, attributes.

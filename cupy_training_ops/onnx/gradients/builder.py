@@ -89,7 +89,7 @@ class _Backward:
         reached = set(self.parts)
         for node in (self.writer.forward[i] for i in reversed(self._places)):
             moving = self.moving.intersection(node.inputs)
-            if moving and not reached.isdisjoint(node.outputs):
+            if moving and not reached.intersection(node.outputs).isdisjoint(self.moving):
                 reached |= moving
                 try:
                     _rule_of(node)
@@ -103,7 +103,7 @@ class _Backward:
             if name in self.parts:
                 gradients[name] = self._sum(name)
         wanted = tuple(name in self.moving for name in node.inputs)
-        if not any(wanted) or not any(name in gradients for name in node.outputs):
+        if not any(wanted) or self.moving.intersection(node.outputs).isdisjoint(gradients):
             return
         try:
             dys = [gradients.get(name, "") for name in node.outputs]

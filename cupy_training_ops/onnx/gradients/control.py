@@ -30,24 +30,33 @@ class _Body:
 
     def __init__(self, site: Site, part: Graph, own: Sequence[Value]) -> None:
         """own: its inputs, but for what it reads around it."""
-        self._site, self.part = site, part
+        self.part, writer = part, site.writer
         n = len(part.inputs) - part.n_captured
         around = dict.fromkeys(item.name for item in part.inputs[n:])
+        self._constants = {
+            name: writer.constants[name]
+            for name in around
+            if name in writer.constants and name not in writer.parameters
+        }
         around |= {dy.name: y.name for dy, y in zip(site.dys, site.outputs, strict=False) if dy}
-        values = [_value(site.writer, like or name, name) for name, like in around.items()]
+        values = [
+            _value(writer, like or name, name)
+            for name, like in around.items()
+            if name not in self._constants
+        ]
         inputs = (*own, *values)
         types = {v.name: v.dtype for v in inputs if v.dtype and v.is_array}
-        shapes = {v.name: v.shape for v in inputs if v.shape is not None}
         graph = replace(
             part,
             inputs=inputs,
+            constants={**part.constants, **self._constants},
             types={**part.types, **types},
-            shapes={**part.shapes, **shapes},
+            shapes={v.name: v.shape for v in inputs if v.shape is not None},
             n_captured=0,
         )
         self.writer = Writer(with_inferred(graph))
-        site.writer.names |= self.writer.names
-        self.writer.names = site.writer.names
+        writer.names |= self.writer.names
+        self.writer.names = writer.names
         self.outputs = [item.name for item in part.outputs]
 
     def add_gradients(self, seeds: Sequence[tuple[str, str]], names: Sequence[str]) -> Any:
@@ -93,6 +102,7 @@ class _Body:
         nodes = (*first, *whole.nodes)
         nodes = tuple(nodes[i] for i in places_of(nodes, outputs))
         read = {name for node in nodes for name in node.inputs} | {*outputs}
+        read -= self._constants.keys()
         constants = {name: array for name, array in whole.constants.items() if name in read}
         inputs, results = (tuple(map(self.value, names)) for names in (own, outputs))
         return Graph(nodes, inputs, results, constants, whole.types, whole.shapes)
@@ -161,6 +171,8 @@ def if_(site: Site) -> Sequence[Term | None]:
         seeds = [(y, dy.name) for y, dy in pairs if dy is not None]
         gradients[name] = body.add_gradients(seeds, wanted)
     moved = [x for x in wanted if any(x in each for each in gradients.values())]
+    if not moved:
+        return []
     branches = {
         name: body.graph((), (), [own.get(x) or zeros_of(body.writer, x) for x in moved])
         for (name, body), own in zip(bodies.items(), gradients.values(), strict=True)
@@ -264,6 +276,8 @@ def loop(site: Site) -> Sequence[Term | None]:
         if dy is not None:
             scans.append((y, body.writer.add("Gather", (dy.name, step), dy.name)[0]))
     runs.add_gradients(scans)
+    if not runs.outputs:
+        return []
     needed = body.reads(runs.outputs)
     stored = [name for name in states if name in needed]
     n_runs, stacks = _store(site, body, stored, step)
@@ -284,12 +298,14 @@ def loop(site: Site) -> Sequence[Term | None]:
 
 
 def _state(item: Value, initial: Value) -> Value:
-    """The declaration of a state, whose extents may change from run to run."""
+    """The declaration of a state: extents may change from run to run, and those that the graph
+    says may be others than those of the first."""
     if initial.is_sequence:
         return Value(item.name, initial.dtype or item.dtype, None, is_sequence=True)
-    shape = item.shape
-    if shape is None and initial.shape is not None:
-        shape = (None,) * len(initial.shape)
+    shape = initial.shape
+    if shape is not None:
+        said = item.shape or (None,) * len(shape)
+        shape = tuple(n if n == m else None for n, m in zip(shape, said, strict=False))
     return Value(item.name, item.dtype or initial.dtype, shape)
 
 
@@ -346,6 +362,8 @@ def scan(site: Site) -> Sequence[Term | None]:
             columns.append((seed, dy.name, out_axes[k], 1 - out_ways[k]))
     runs.add_gradients(rows)
     results = list(runs.others.values())
+    if not (runs.outputs or results):
+        return []
     needed = body.reads([*runs.outputs, *results])
     stored = [name for name in states if name in needed]
     graph, _ = body.with_states_of_runs(stored)

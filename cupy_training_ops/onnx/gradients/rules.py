@@ -286,9 +286,9 @@ class Site:
         """Give the node a name that no other has."""
         names = [node.name for node in self.writer.forward]
         if not self.node.name or names.count(self.node.name) > 1:
-            taken = set(names)
+            used = set(names)
             name = self.node.outputs[0]
-            while name in taken:
+            while name in used:
                 name += "_"
             self.replace_node(name=name)
 
