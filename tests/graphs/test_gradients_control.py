@@ -181,6 +181,21 @@ def test_branches_and_loops_that_the_loss_hardly_depends_on(rng) -> None:
     check(text, rng, n=2, c=True)
 
 
+def test_maps_of_sequences(rng) -> None:
+    """Over two sequences, an array, a value around the body, and with two results."""
+    text = """(double[3] x, double[2] w, double[1] v, double[1] k) => (double loss) {
+        s = SequenceConstruct (x, w) r = SequenceConstruct (w, v)
+        t, u = SequenceMap (s, r, v) <
+            body = body (double[N] a, double[M] b, double[1] c) => (double[N] d, double e)
+                { f = Sin (a) g = Mul (f, c) d = Mul (g, k) h = ReduceSum <keepdims = 0> (b)
+                  e = Mul (h, h) }>
+        z = ConcatFromSequence <axis = 0> (t) y = ConcatFromSequence <axis = 0, new_axis = 1> (u)
+        p = Exp (z) q = ReduceSum <keepdims = 0> (p) m = ReduceProd <keepdims = 0> (y)
+        loss = Add (q, m)
+        }"""
+    check(text, rng)
+
+
 def test_scans_in_both_directions(rng) -> None:
     check(SCAN, rng)
 

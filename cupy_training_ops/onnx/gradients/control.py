@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import Dtype
 from ...errors import ArgumentError, cut
 from ..graph import Graph, Node, Problems, Value, parts_around, places_of
 from ..models import with_captures
@@ -179,6 +180,52 @@ def if_(site: Site) -> Sequence[Term | None]:
     }
     results = dict(zip(moved, _run(site, "If", [condition], moved, **branches), strict=True))
     return [None, *(results.get(name) for name in captured)]
+
+
+@gradient("SequenceMap")
+def sequence_map(site: Site) -> Sequence[Term | None]:
+    """The gradients of each run; what all runs read has the sum of theirs."""
+    part, writer = parts_around(site.node)["body"], site.writer
+    n_own = len(part.inputs) - part.n_captured
+    outside = [*site.node.inputs[:n_own], *(item.name for item in part.inputs[n_own:])]
+    own = [
+        _element(item, writer.sequences[name])
+        if name in writer.sequences
+        else _value(writer, name, item.name)
+        for item, name in zip(part.inputs[:n_own], outside, strict=False)
+    ]
+    body = _Body(site, part, own)
+    pairs = [(y, dy) for y, dy in zip(body.outputs, site.dys, strict=True) if dy is not None]
+    seeds = [body.seed(f"{y}{SUFFIX}", y) for y, _ in pairs]
+    inside = [item.name for item in part.inputs]
+    wanted = [name for name, is_wanted in zip(inside, site.wanted, strict=True) if is_wanted]
+    gradients = body.add_gradients(
+        [(y, seed) for (y, _), seed in zip(pairs, seeds, strict=True)], wanted
+    )
+    if not gradients:
+        return []
+    likes = [outside[inside.index(name)] for name in gradients]
+    graph = body.graph((), [*inside[:n_own], *seeds], list(gradients.values()))
+    inputs = [*outside[:n_own], *(dy.name for _, dy in pairs)]
+    terms = _run(site, "SequenceMap", inputs, likes, body=graph)
+    results = {
+        name: term if like in writer.sequences else _sum_of_runs(site, term, like)
+        for name, like, term in zip(gradients, likes, terms, strict=True)
+    }
+    return [results.get(name) for name in inside]
+
+
+def _element(item: Value, dtype: Dtype | None) -> Value:
+    """The declaration of a sequence's array, of which the rank alone is believed."""
+    shape = None if item.shape is None else (None,) * len(item.shape)
+    return Value(item.name, item.dtype or dtype, shape)
+
+
+def _sum_of_runs(site: Site, sequence: Term, like: str) -> Term:
+    """The sum of a sequence of gradients of one value."""
+    site.writer.sequences[sequence.name] = site.writer.types.get(like)
+    rows = site.op("ConcatFromSequence", sequence, axis=0, new_axis=1)
+    return site.op("ReduceSum", rows, site.ints(0), keepdims=0)
 
 
 # ---- graphs that run several times ---------------------------------------------------------------
