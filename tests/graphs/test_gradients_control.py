@@ -258,3 +258,19 @@ def test_a_sequence_that_runs_read_is_refused(rng) -> None:
         }"""
     with pytest.raises(cto.ArgumentError, match="needs the sequence 'p' of each run"):
         cto.onnx.TrainingSession.from_model(model_of(text, rng), loss="loss")
+
+
+@pytest.mark.parametrize(("text", "feeds"), [(IF, {"c": True}), (LOOP, {"n": 3}), (SCAN, {})])
+def test_a_trained_model_is_exported(text, feeds, tmp_path, rng) -> None:
+    session = cto.onnx.TrainingSession.from_model(model_of(text, rng), loss="loss", optimizer="SGD")
+    feeds = {name: np.array(value) for name, value in feeds.items()}
+    before = float(session.step(**feeds))
+    path = tmp_path / "model.onnx"
+    session.export(path, ["loss"])
+    onnx.checker.check_model(str(path))
+    exact = float(session.eval(**feeds))
+    assert exact != before
+    assert float(cto.onnx.Session(path).run(feeds)["loss"]) == exact
+    runtime = pytest.importorskip("onnxruntime")
+    (theirs,) = runtime.InferenceSession(str(path)).run(None, feeds)
+    np.testing.assert_allclose(theirs, exact, rtol=1e-9)
