@@ -40,26 +40,29 @@ def fold(graph: Graph, parameters: Collection[str]) -> Graph:
         else:
             made[node.outputs[0]] = known[node.outputs[0]] = result
     folded = replace(graph, nodes=tuple(nodes), constants={**graph.constants, **made})
-    if any(_is_known_branch(node, known) for node in nodes):
+    if any(_known_branch(node, known) for node in nodes):
         return fold(with_inferred(_with_branches(folded, known)), parameters)
     return replace(folded, shapes={**graph.shapes, **_shapes_of_results(folded)})
 
 
-def _is_known_branch(node: Node, known: Mapping[str, HostArray]) -> bool:
-    """Return True of an If whose condition is one known value; the runner refuses others."""
-    is_if = node.op_type == "If" and node.is_standard
-    return is_if and node.inputs[0] in known and known[node.inputs[0]].size == 1
+def _known_branch(node: Node, known: Mapping[str, HostArray]) -> Graph | None:
+    """The branch of an If whose condition is one known value; the runner refuses damaged ones."""
+    condition = known.get(node.inputs[0]) if node.op_type == "If" and node.inputs else None
+    if condition is None or condition.size != 1 or not node.is_standard:
+        return None
+    branch = parts_around(node).get("then_branch" if condition.all() else "else_branch")
+    fits = branch is not None and len(branch.outputs) == len(node.outputs)
+    return branch if fits and all(node.outputs) else None
 
 
 def _with_branches(graph: Graph, known: Mapping[str, HostArray]) -> Graph:
     """The graph with the branch that runs in place of each If whose condition is known."""
     nodes, constants = [], dict(graph.constants)
     for node in graph.nodes:
-        if not _is_known_branch(node, known):
+        branch = _known_branch(node, known)
+        if branch is None:
             nodes.append(node)
             continue
-        is_true = known[node.inputs[0]].all()
-        branch = parts_around(node)["then_branch" if is_true else "else_branch"]
         own = {name for inner in branch.nodes for name in inner.outputs if name}
         names = {name: f"{node.outputs[0]}/{name}" for name in own | branch.constants.keys()}
         constants |= {names[name]: array for name, array in branch.constants.items()}

@@ -274,3 +274,29 @@ def test_a_trained_model_is_exported(text, feeds, tmp_path, rng) -> None:
     runtime = pytest.importorskip("onnxruntime")
     (theirs,) = runtime.InferenceSession(str(path)).run(None, feeds)
     np.testing.assert_allclose(theirs, exact, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs"),
+    [
+        ("If", []),
+        ("If", ["flag"]),
+        ("If", ["x"]),
+        ("Loop", ["", "", "x"]),
+        ("Scan", ["x"]),
+        ("SequenceMap", ["x"]),
+        ("SequenceAt", []),
+        ("SequenceAt", ["x"]),
+        ("SplitToSequence", []),
+        ("ConcatFromSequence", ["x"]),
+        ("SequenceInsert", ["x"]),
+    ],
+)
+def test_damaged_nodes_are_refused_in_words(op_type, inputs, rng) -> None:
+    model = model_of("(double[3] x) => (double loss) { loss = ReduceSum <keepdims = 0> (x) }", rng)
+    flag = onnx.numpy_helper.from_array(np.array(True), "flag")
+    model.graph.initializer.append(flag)
+    model.graph.node.insert(0, onnx.helper.make_node(op_type, inputs, ["y"]))
+    model.graph.node[1].input[0] = "y"
+    with pytest.raises(cto.ArgumentError):
+        cto.onnx.TrainingSession.from_model(model, loss="loss")
