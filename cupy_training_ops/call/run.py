@@ -533,11 +533,13 @@ class KernelCall(Call):
             tables: Sequence[object] = ready.tables_at(addresses) if ready.has_tables else ()
         else:
             addresses, tables = placed
+        has_own = self.workspace_nbytes and workspace is None
+        queue: Callable[..., None] = self._queue_in_own if has_own else self._queue
         if self.backend.is_current(self.device):
-            self._queue(objects, addresses, workspace, tables, numbers)
+            queue(objects, addresses, tables, numbers, workspace)
         else:
             with self.backend.on(self.device):
-                self._queue(objects, addresses, workspace, tables, numbers)
+                queue(objects, addresses, tables, numbers, workspace)
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
         """Cast numbers and get scratch memory; return a function that queues the steps."""
@@ -559,18 +561,15 @@ class KernelCall(Call):
         self,
         objects: Arrays,
         addresses: Addresses,
-        workspace: Array | None,
         tables: Sequence[object],
         numbers: Sequence[object],
+        workspace: Array | None,
     ) -> None:
-        """Queue all steps on the current device, in the caller's workspace or the operator's."""
-        ready = self.ready
-        if not self.workspace_nbytes:
-            ready.run(objects, addresses, (), tables, numbers)
-        elif workspace is not None:
-            ready.run(objects, addresses, ready.scratch_in(workspace), tables, numbers)
-        else:
-            self._queue_in_own(objects, addresses, tables, numbers)
+        """Queue all steps on the current device, in the caller's workspace if they need one."""
+        scratch: Sequence[object] = ()
+        if workspace is not None and self.workspace_nbytes:
+            scratch = self.ready.scratch_in(workspace)
+        self.ready.run(objects, addresses, scratch, tables, numbers)
 
     def _queue_in_own(
         self,
