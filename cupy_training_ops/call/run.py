@@ -224,6 +224,7 @@ class Call:
         if self.supplied is not None and self.supplied not in values:
             supply = self.prepared.supply
             assert supply is not None
+            recording.leave()
             value = self.always or supply(*self._with_hosts(inputs, values))
             values = {**values, self.supplied: value}
         return workspace, values

@@ -146,7 +146,8 @@ class TrainingSession(Transactional):
         training, evaluation, optimizer = models
         self._training = Session(training, xp, seed=seed, activations=activations, tf32=tf32)
         self._eval = None if evaluation is None else Session(evaluation, xp, tf32=tf32)
-        arrays = NUMBERS if graph else ()
+        self._is_noted = getattr(xp, "__name__", "") == "cupy" and activations is None
+        arrays = NUMBERS if graph or self._is_noted else ()
         self._optimizer = None if optimizer is None else Session(optimizer, xp, arrays=arrays)
         self._load_checkpoint(checkpoint)
         self.properties = dict(checkpoint.properties)
@@ -166,6 +167,10 @@ class TrainingSession(Transactional):
             from .capture import Captures
 
             make = Captures
+        elif self._is_noted:
+            from .noted_runs import NotedRuns
+
+            make = NotedRuns
         fixed = self._parameters_of(self._training)
         fixed |= {n + BUFFER: buffer for n, buffer in self._buffers.items()}
         if self._optimizer is None:

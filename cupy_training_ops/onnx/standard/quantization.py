@@ -14,7 +14,8 @@ from ...errors import ArgumentError, DtypeError
 from ...registry import get_op
 from ..stored import BY_DTYPE, convert, graph_dtype, n_bits, type_name
 from .reductions import Axes, product
-from .table import Array, Module, axis_of, dense, standard
+from .table import Array, Module, axis_of, standard
+from .vectors import dense
 
 INT32 = np.dtype(np.int32)
 BYTES = (UINT8, np.dtype(np.int8))

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ...device import recording
 from ...dtypes import FLOATS
 from ...errors import ArgumentError
 from ...registry import get_op
 from .elementwise import refuse_mixed, scalar
-from .table import HALVES, Array, Module, axis_of, dense, in_float32, standard, wide
+from .table import HALVES, Array, Module, axis_of, in_float32, standard, wide
+from .vectors import compute, dense
 
 SUMMED = (*FLOATS, np.dtype(np.int32), np.dtype(np.int64))
 Axes = Sequence[int] | None
@@ -114,17 +116,20 @@ _SUM = _in_input_type(_in_type("sum"))
 def _sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
     """Sum by this package's kernels where they are for the type: they add halves in float32."""
     if xp.__name__ != "cupy" or x.dtype not in SUMMED or axes == ():
+        recording.leave()
         return _SUM(xp, x, axes, keep)
     op = get_op("ReduceSumTraining").shared(keepdims=keep)
     return op(dense(xp, x), axes or ())
 
 
 def _register(name: str, reduce: Reduce, since: int) -> None:
-    @standard(name, until=since - 1)
+    noted = name == "ReduceSum"
+
+    @standard(name, until=since - 1, noted=noted)
     def by_attribute(xp: Module, x: Array, *, axes: Axes = None, keepdims: bool = True) -> Array:
         return reduce(xp, x, places(axes), bool(keepdims))
 
-    @standard(name, since=since, host=(1,))
+    @standard(name, since=since, host=(1,), noted=noted)
     def by_input(
         xp: Module,
         x: Array,
@@ -312,7 +317,7 @@ def dropout_7(xp: Module, x: Array, *, ratio: float = 0.5) -> tuple[Array, Array
 # ---- products of matrices ------------------------------------------------------------------------
 
 
-@standard("MatMul")
+@standard("MatMul", noted=True)
 def matmul(xp: Module, a: Array, b: Array, *, allow_tf32: bool = False) -> Array:
     return product(xp, a, b, tf32=allow_tf32)
 
@@ -329,6 +334,7 @@ def product(
 
         if cublas.fits((a, b)):
             return cublas.product(a, b, alpha=alpha, tf32=bool(tf32), out=out)
+        recording.leave()
     elif a.dtype in HALVES:  # of which NumPy makes float32, or has no BLAS
         y = product(xp, wide(a), wide(b), alpha).astype(a.dtype)
         if out is None:
@@ -382,7 +388,7 @@ def det_grad(xp: Module, dy: Array, x: Array) -> Array:
     return scale[..., None, None] * ((u * c[..., None, :]) @ v)
 
 
-@standard("Gemm")
+@standard("Gemm", noted=True)
 def gemm(
     xp: Module,
     a: Array,
@@ -399,18 +405,21 @@ def gemm(
 ) -> Array:
     y = product(xp, a.T if transA else a, b.T if transB else b, alpha, allow_tf32, out)
     if c is not None:
-        y += c if beta == 1 else _multiply(c, beta)
+        c = c if beta == 1 else _multiply(c, beta)
+        if xp is np or compute("add", (y, c), y) is None:
+            y += c
     return y
 
 
 def _multiply(x: Array, factor: float) -> Array:
     """x factor; of integers the part before the point."""
+    recording.leave()
     if x.dtype.kind in "iu":
         return (x * factor).astype(x.dtype)
     return x * scalar(x, factor)
 
 
-@standard("FusedMatMul", "TransposeMatMul")
+@standard("FusedMatMul", "TransposeMatMul", noted=True)
 def fused_matmul(
     xp: Module,
     a: Array,
