@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from operator import call
 from threading import get_ident
 
-from ..errors import ProviderError
 from .marks import NO_MARKS, Marks
 
 Queue = Callable[[], object]  # a C function: queues work, and returns what is false
@@ -64,8 +63,9 @@ def leave() -> None:
 
 
 def make_again(calls: Sequence[Queue], marks: Marks = NO_MARKS) -> None:
-    """Make calls and marks in turn, without a signal's handler in between."""
+    """Make calls and marks in turn, without a signal's handler in between; RuntimeError where one
+    fails."""
     if marks is not NO_MARKS:
         calls = (*calls[:1], *marks.first, *calls[1:], *marks.last)
     if any(map(call, calls)):
-        raise ProviderError("a launch that was made before failed")
+        raise RuntimeError("a launch failed that was made before")

@@ -154,8 +154,9 @@ def _call(
     kind = KINDS[out.dtype]
     compute = _TF32 if tf32 and out.dtype == FLOAT32 else kind.compute
     alpha, beta = _number(kind.factor, factors[0]), _number(kind.factor, factors[1])
+    handle, scratch = _opened()
     call = partial(
-        _gemm(), _handle(), int(b.is_transposed), int(a.is_transposed), n, m, k, alpha,
+        _gemm(), handle, int(b.is_transposed), int(a.is_transposed), n, m, k, alpha,
         b.array.data.ptr, kind.data, b.leading, b.batch_stride,
         a.array.data.ptr, kind.data, a.leading, a.batch_stride, beta,
         out.data.ptr, kind.data, n, m * n, count, compute, _DEFAULT,
@@ -163,6 +164,7 @@ def _call(
     noted = recording.current()
     if noted is not None:
         noted.calls.append(call)
+        noted.memory.append(scratch)
     status = call()
     if status:
         raise ProviderError(f"cuBLAS: a product of {m} x {k} and {k} x {n}: status {status}")
@@ -206,16 +208,16 @@ _HANDLES = _Handles()
 _of_graphs: dict[int, Any] = {}
 
 
-def _handle() -> ctypes.c_void_p:
+def _opened() -> tuple[ctypes.c_void_p, Any]:
+    """The handle of the current device and stream, and its scratch memory."""
     device = cupy.cuda.runtime.getDevice()
     stream = cupy.cuda.get_current_stream(device).ptr
     opened = _HANDLES.by_stream.get((device, stream))
     if opened is None:
         opened = _HANDLES.by_stream[device, stream] = _open_handle(stream)
-    handle, memory = opened
     if graphs.owns_memory():
-        _of_graphs[memory.ptr] = memory
-    return handle
+        _of_graphs[opened[1].ptr] = opened[1]
+    return opened
 
 
 def _open_handle(stream: int) -> tuple[ctypes.c_void_p, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 from ..device import recording, streams, workspace
 from ..device.cuda import PER_THREAD
 from ..device.marks import NO_MARKS, Marks
-from ..errors import OpError, ProviderError, pass_on
+from ..errors import ProviderError, pass_on
 from .arena import Arena, Plan, Recorder
 from .capture import Arrays, Form, Forms, each_array
 from .program import LARGEST_COPY, Upload
@@ -139,7 +139,7 @@ class NotedRuns(Forms[_Form]):
         results = session.results(values)
         if arena.is_used:
             is_whole = all(group.calls is not None for group in groups)
-            joined = tuple(_joined(groups, session.program.writers))
+            joined = tuple(_joined(groups, notes.steps))
             form.noted = _Noted(joined, kept, (*memory, self._memory), is_whole)
             form.classes = session.labels.classes.copy()
             form.own = self._own(results)
@@ -207,7 +207,7 @@ def make_again(session: Session, group: _Group, marks: Mapping[int, Marks]) -> N
     assert group.calls is not None
     try:
         recording.make_again(group.calls, marks.get(group.place, NO_MARKS))
-    except (OpError, MemoryError):
+    except MemoryError:
         raise
     except Exception as error:
         pass_on(error)
@@ -215,12 +215,12 @@ def make_again(session: Session, group: _Group, marks: Mapping[int, Marks]) -> N
         raise ProviderError(f"{title} or behind it: {error}") from error
 
 
-def _joined(groups: Sequence[_Group], writers: Mapping[int, Any]) -> list[_Group]:
-    """The groups, those of consecutive noted steps as one, but for steps that may have marks."""
+def _joined(groups: Sequence[_Group], marked: Mapping[int, Marks]) -> list[_Group]:
+    """The groups, those of consecutive noted steps as one, but for steps that have marks."""
     joined: list[_Group] = []
     for group in groups:
         last = joined[-1] if joined else None
-        is_apart = group.place in writers or (last is not None and last.place in writers)
+        is_apart = group.place in marked or (last is not None and last.place in marked)
         if group.calls == ():
             continue
         if last is None or last.calls is None or group.calls is None or is_apart:
