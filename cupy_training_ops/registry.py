@@ -69,8 +69,8 @@ def merge_tables(families: Mapping[str, Table]) -> dict[Key, type[Op]]:
 
 REGISTRY = merge_tables(FAMILIES)
 _BY_NAME: dict[str, list[type[Op]]] = {}
-for (_, _name, _), _cls in REGISTRY.items():
-    _BY_NAME.setdefault(_name, []).append(_cls)
+for _key, _cls in REGISTRY.items():
+    _BY_NAME.setdefault(_key[1], []).append(_cls)
 
 
 def names() -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..backend import Array, ArrayInfo, Info
 from ..declare.schema import Changing
+from ..device import recording
 from ..device import workspace as workspaces
 from ..device.arguments import Values, getter
 from ..device.launch import ReadyPlan

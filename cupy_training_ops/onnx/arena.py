@@ -67,13 +67,14 @@ class Recorder:
     def __init__(self, malloc: Callable[[int], Any]) -> None:
         import cupy
 
-        self._malloc, self._cuda, self._device = malloc, cupy.cuda, cupy.cuda.runtime.getDevice()
+        self._malloc, self._cuda = malloc, cupy.cuda
+        self._device = cupy.cuda.runtime.getDevice()
         self._blocks: list[list[int]] = []
         self._places: dict[int, int] = {}
         self._time = 0
 
     def malloc(self, nbytes: int) -> Any:
-        """Memory of the other one; a block is recorded from now until the last array over it ends."""
+        """Memory of the other one; a block is recorded until the last array over it ends."""
         memory = self._malloc(nbytes)
         if not nbytes:
             return memory

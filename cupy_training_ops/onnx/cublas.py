@@ -21,7 +21,7 @@ import cupy
 from ..device import graphs, recording
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..errors import ProviderError
-from .standard.vectors import dense
+from .vectors import dense
 
 WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for 9.0
 _NO, _TRANSPOSED, _DEFAULT = 0, 1, -1  # cublasOperation_t, cublasGemmAlgo_t

@@ -236,9 +236,10 @@ def _is_noted(
     """Return True if a step's launches are all that it does, or if it does nothing that another
     run would do differently."""
     runner = step.runner
+    if isinstance(step.run, Upload):
+        return step.run.repeats and getattr(inputs[0], "nbytes", LARGEST_COPY + 1) <= LARGEST_COPY
     if runner is None:
-        source = inputs[0]
-        return step.run.repeats and source is not None and source.nbytes <= LARGEST_COPY
+        return False
     on_host = all(value is None or isinstance(value, np.ndarray) for value in inputs)
     if on_host or runner.shapes_only:
         return not runner.updates and not noted.calls and not has_room

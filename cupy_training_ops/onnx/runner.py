@@ -21,7 +21,7 @@ from ..errors import ArgumentError, cut
 from ..registry import REGISTRY
 from .graph import EMPTY, Node, check_attributes
 from .standard import NEWEST, TABLE, Standard, find
-from .standard.vectors import dense
+from .vectors import dense
 
 Run = Callable[..., Sequence[Any]]
 

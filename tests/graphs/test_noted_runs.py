@@ -23,7 +23,7 @@ from cupy_training_ops.device.marks import Marks
 from cupy_training_ops.onnx import program, session
 
 from . import boxes
-from .boxes import Box, Device, each
+from .boxes import Box, Device
 
 DATA = Path(__file__).parent / "data"
 noted_runs = pytest.importorskip("cupy_training_ops.onnx.noted_runs")
@@ -280,7 +280,8 @@ def test_a_failing_launch_is_refused_with_the_name_of_its_node(opened_pair) -> N
     assert state(noted) == state(plain)
 
 
-def test_a_step_with_another_result_ends_the_noted_part(opened_pair, played, rng) -> None:
+@pytest.mark.usefixtures("opened_pair")
+def test_a_step_with_another_result_ends_the_noted_part(played, rng) -> None:
     """How many elements are chosen depends on them: a run with others is a plain one from there."""
     import onnx
 

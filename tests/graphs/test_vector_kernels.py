@@ -13,7 +13,8 @@ from onnx import helper
 import cupy_training_ops as cto
 from cupy_training_ops.device import recording
 from cupy_training_ops.device.compiler import compile_for, slot_options
-from cupy_training_ops.onnx.standard import elementwise, vectors
+from cupy_training_ops.onnx import vectors
+from cupy_training_ops.onnx.standard import elementwise
 
 NAMES = {"Add": "add", "Sub": "subtract", "Mul": "multiply", "Div": "divide", "Sum": "add"}
 SHAPES = [  # of operands

@@ -14,8 +14,8 @@ from ...device import recording
 from ...dtypes import element_type
 from ...errors import ArgumentError, DtypeError
 from ...registry import get_op
+from ..vectors import EXPRESSIONS, compute, dense
 from .table import Array, Function, Module, in_float32, standard
-from .vectors import EXPRESSIONS, compute, dense
 
 _SMALL = 1e-3  # below it two terms of erf's series are enough for float64
 

@@ -13,9 +13,9 @@ from ...device import recording
 from ...dtypes import FLOATS
 from ...errors import ArgumentError
 from ...registry import get_op
+from ..vectors import compute, dense
 from .elementwise import refuse_mixed, scalar
 from .table import HALVES, Array, Module, axis_of, in_float32, standard, wide
-from .vectors import compute, dense
 
 SUMMED = (*FLOATS, np.dtype(np.int32), np.dtype(np.int64))
 Axes = Sequence[int] | None

@@ -14,6 +14,7 @@ from ...dtypes import FLOAT32, FLOATS, Dtype, HostArray, dtype_name, dtype_names
 from ...errors import ArgumentError, DtypeError, shown
 from ...registry import get_op
 from ..stored import convert, graph_dtype
+from ..vectors import dense
 from .reductions import Axes, places
 from .resampling import (
     CROP,
@@ -26,7 +27,6 @@ from .resampling import (
     within,
 )
 from .table import Array, Module, axis_of, standard, wide
-from .vectors import dense
 
 
 def extents(shape: Any) -> tuple[int, ...]:

@@ -20,17 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...backend import Info
-from ...call.backends import BACKENDS
-from ...call.op import Op
-from ...declare.schema import Spec
-from ...device import recording
-from ...device.launch import ReadyPlan
-from ...device.source import Source, signatures
-from ...dtypes import BOOL, FLOAT32, FLOAT64, FLOATS, INT64, Dtype, element_type
-from ...plan import VEC_NBYTES, Config, Launch, Plan, ceil_div
-from .table import Array, Module
+from ..backend import Info
+from ..call.backends import BACKENDS
+from ..call.op import Op
+from ..declare.schema import Spec
+from ..device import recording
+from ..device.launch import ReadyPlan
+from ..device.source import Source, signatures
+from ..dtypes import BOOL, FLOAT32, FLOAT64, FLOATS, INT64, Dtype, element_type
+from ..plan import VEC_NBYTES, Config, Launch, Plan, ceil_div
 
+Array = Any
 MOST = 1 << 31  # threads and places of a launch
 THREADS = 256
 _KEPT = 4096  # forms of calls that are prepared
@@ -94,7 +94,7 @@ def copy(x: Array) -> Array | None:
     return compute("copy", (x,))
 
 
-def dense(xp: Module, x: Any) -> Any:
+def dense(xp: Any, x: Any) -> Any:
     """An array without gaps, as operators take it; anything else as it is."""
     flags = getattr(x, "flags", None)
     if flags is None or flags.c_contiguous:
@@ -132,7 +132,7 @@ def _prepared(name: str, infos: tuple[Info, ...], has_out: bool) -> _Ready | Non
     operands = infos[: len(infos) - has_out]
     backend, dtype, *_, device = operands[-1]
     wanted = [BOOL if name == "where" and i == 0 else dtype for i in range(len(operands))]
-    types = [_word(dtype)] if name == "copy" else wanted
+    types = [_WORDS.get(dtype.itemsize, dtype)] if name == "copy" else wanted
     is_ours = [info[1] for info in operands] == wanted and types[-1] in EXPRESSIONS[name].dtypes
     try:
         shape = np.broadcast_shapes(*(info[2] for info in operands))
@@ -151,10 +151,6 @@ def _prepared(name: str, infos: tuple[Info, ...], has_out: bool) -> _Ready | Non
         Op.declaration, lambda: source, backend, device, Plan((launch,)), len(types) + 1
     )
     return _Ready(plan, backend.maker(Spec(shape, dtype), device), device)
-
-
-def _word(dtype: Dtype) -> Dtype | None:
-    return _WORDS.get(dtype.itemsize)
 
 
 def _strides(info: Info, shape: tuple[int, ...]) -> list[int]:
@@ -207,7 +203,13 @@ def _launch(
         [*(step // n if own[-1] else step for step in own[:-1]), own[-1]] for own in places.strides
     ]
     size = math.prod(places.extents)
-    args = (*specs, size, *outer[1:], *([ceil_div(last, n)] if outer else ()), *itertools.chain(*steps))
+    args = (
+        *specs,
+        size,
+        *outer[1:],
+        *([ceil_div(last, n)] if outer else ()),
+        *itertools.chain(*steps),
+    )
     slots = {f"T{i}": element_type(t).c_type for i, t in enumerate(types)}
     slots |= {"TY": slots[f"T{len(types) - 1}"], "ACC": _computed_in(y)}
     config = Config((ceil_div(ceil_div(size, n), THREADS),), (THREADS,))
