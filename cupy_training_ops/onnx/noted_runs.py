@@ -85,6 +85,9 @@ class NotedRuns(Forms[_Form]):
             return self._replay(form, form.noted, notes)
         if form.n_runs == 1 or form.tries == MOST_TRIES or self._session.feeds_statistics:
             return self._run_plainly(feeds, notes)
+        if form.plan is not None and not self._has_room(form.plan):
+            form.tries = MOST_TRIES
+            return self._run_plainly(feeds, notes)
         with workspace.in_stores(self._stores):
             run = self._record if form.plan is None else self._note
             return run(form, self._copies(arrays), notes)
@@ -118,7 +121,7 @@ class NotedRuns(Forms[_Form]):
         """Run in memory that stays, and note the launches."""
         session, plan = self._session, form.plan
         assert plan is not None
-        arena = Arena(plan, self._room(plan), cupy.cuda.get_allocator())
+        arena = Arena(plan, self._memory, cupy.cuda.get_allocator())
         form.inputs = dict(feeds)
         values = session.start_values({**self._fixed, **feeds})
         kept = values.copy()
@@ -147,14 +150,17 @@ class NotedRuns(Forms[_Form]):
         form.plan = None
         return results
 
-    def _room(self, plan: Plan) -> Any:
-        """Memory for a plan: forms share it, as nothing outlives a run."""
+    def _has_room(self, plan: Plan) -> bool:
+        """Return True if there is memory for a plan: forms share it, as nothing outlives a run."""
         if self._memory is None or self._memory.size < plan.nbytes:
             for form in self._forms.values():
                 form.noted = None
             self._memory = None
-            self._memory = cupy.cuda.alloc(max(plan.nbytes, 512)).mem
-        return self._memory
+            try:
+                self._memory = cupy.cuda.alloc(max(plan.nbytes, 512)).mem
+            except MemoryError:
+                return False
+        return True
 
     def _replay(self, form: _Form, noted: _Noted, notes: Notes) -> dict[str, Any]:
         """Make the launches of a run again."""

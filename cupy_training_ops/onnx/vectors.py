@@ -27,7 +27,7 @@ from ..declare.schema import Spec
 from ..device import recording
 from ..device.launch import ReadyPlan
 from ..device.source import Source, signatures
-from ..dtypes import BOOL, FLOAT32, FLOAT64, FLOATS, INT64, Dtype, element_type
+from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, FLOATS, INT64, Dtype, element_type
 from ..plan import VEC_NBYTES, Config, Launch, Plan, ceil_div
 
 Array = Any
@@ -213,7 +213,7 @@ def _launch(
     slots = {f"T{i}": element_type(t).c_type for i, t in enumerate(types)}
     slots |= {"TY": slots[f"T{len(types) - 1}"], "ACC": _computed_in(y)}
     config = Config((ceil_div(ceil_div(size, n), THREADS),), (THREADS,))
-    source = _source(name, len(places.extents), n, places.lines)
+    source = _source(name, _HEADERS.get(y, ""), len(places.extents), n, places.lines)
     return Launch(SYMBOL, config, args, slots), source
 
 
@@ -224,7 +224,7 @@ def _computed_in(dtype: Dtype) -> str:
 
 
 @functools.lru_cache(_KEPT)
-def _source(name: str, rank: int, n: int, lines: tuple[bool, ...]) -> Source:
+def _source(name: str, header: str, rank: int, n: int, lines: tuple[bool, ...]) -> Source:
     """The kernel of an expression over operands of which some go along the last dimension."""
     which = range(len(lines))
     pointers = [f"const T{i}* x{i}" for i in which]
@@ -253,15 +253,14 @@ def _source(name: str, rank: int, n: int, lines: tuple[bool, ...]) -> Source:
     rest = f"for (u32 j = size / N * N; j < size; ++j) {{ {rests}y[j] = (TY)({text}); }}"
     code = _KERNEL.format(
         n=n, parameters=parameters, places=places, loads=loads, picks=picks, symbol=SYMBOL,
-        threads=THREADS, types=types, text=text, rest=rest if has_rest else "",
+        threads=THREADS, header=header, types=types, text=text, rest=rest if has_rest else "",
     )  # fmt: skip
     return Source(f"{SYMBOL}_{name}", code, signatures(code))
 
 
+_HEADERS = {FLOAT16: "#include <cuda_fp16.h>", BFLOAT16: "#include <cuda_bf16.h>"}
 _KERNEL = """
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+{header}
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef int i32;
