@@ -33,6 +33,7 @@ from .gradients.rules import BY_BODY, INT64, MICROSOFT, RULES, UNDEFINED, ZERO
 from .graph import Graph, Node, Value
 from .losses import with_loss
 from .models import Proto, Source, read_inferred
+from .passes import fuse_gelu
 from .writing import model_of, with_inferred
 
 OPSET = 17  # what older models are converted to
@@ -128,9 +129,13 @@ def make(
     frozen: Collection[str] | None = None,
     optimizer: str = "AdamW",
     clip_norm: float | None = None,
+    fuses: bool = False,
     **numbers: float,
 ) -> Artifacts:
-    """The artifacts of an inference model; arguments as of `TrainingSession.from_model`."""
+    """The artifacts of an inference model; arguments as of `TrainingSession.from_model`.
+
+    fuses: the training graph has operators of this package in place of formulas.
+    """
     graph, initializers = _untied(*read_inferred(model, OPSET))
     real = {name for name in initializers if graph.constants[name].dtype in FLOATS}
     graph = with_loss(fold(graph, real), loss)
@@ -139,7 +144,7 @@ def make(
     names = _trained(parameters, wanted, unwanted)
     value = graph.outputs[0].name
     parameters += _statistics(graph, initializers)
-    training = in_training(_with_bodies(graph))
+    training = in_training(_with_bodies(fuse_gelu(graph) if fuses else graph))
     training, gradients = add_gradients(training, value, names, parameters)
     _refuse_unmoved(names if wanted else [], gradients)
     names = [name for name in names if name in gradients]

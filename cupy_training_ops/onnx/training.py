@@ -119,6 +119,7 @@ class TrainingSession(Transactional):
             frozen=frozen,
             optimizer=optimizer,
             clip_norm=clip_norm,
+            fuses=True,
             **numbers,
         )
         session = cls.__new__(cls)

@@ -19,7 +19,7 @@ from .table import HALVES, Array, Module, axis_of, in_float32, standard, wide
 
 SUMMED = (*FLOATS, np.dtype(np.int32), np.dtype(np.int64))
 Axes = Sequence[int] | None
-Reduce = Callable[[Module, Array, Any, bool], Array]
+Reduce = Callable[..., Array]  # of the module, an array, axes, and whether they are kept
 
 
 def places(axes: Any) -> tuple[int, ...] | None:
@@ -113,28 +113,46 @@ def _in_input_type(reduce: Reduce) -> Reduce:
 _SUM = _in_input_type(_in_type("sum"))
 
 
-def _sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
-    """Sum by this package's kernels where they are for the type: they add halves in float32."""
+def _sum(xp: Module, x: Array, axes: Any, keep: bool, out: Array = None) -> Array:
+    """Sum by this package's kernels where they are for the type: they add halves in float32.
+
+    out: for the result, if it has that shape and type.
+    """
     if xp is np or x.dtype not in SUMMED or axes == ():
         if xp is not np:
             recording.leave()
-        return _SUM(xp, x, axes, keep)
+        y = _SUM(xp, x, axes, keep)
+        if out is None or (out.shape, out.dtype) != (y.shape, y.dtype):
+            return y
+        out[...] = y
+        return out
     op = get_op("ReduceSumTraining").shared(keepdims=keep)
-    return op(dense(xp, x), axes or ())
+    fits = out is not None and out.shape == _kept_extents(x.shape, axes, keep)
+    return op(dense(xp, x), axes or (), out=out if fits else None)
+
+
+def _kept_extents(shape: Sequence[int], axes: Any, keep: bool) -> tuple[int, ...]:
+    """The shape of a reduction."""
+    summed = {axis_of(axis, len(shape)) for axis in (range(len(shape)) if axes is None else axes)}
+    pairs = enumerate(shape)
+    return tuple(1 if i in summed else n for i, n in pairs if keep or i not in summed)
 
 
 def _register(name: str, reduce: Reduce, since: int) -> None:
     noted = name == "ReduceSum"
 
     @standard(name, until=since - 1, noted=noted)
-    def by_attribute(xp: Module, x: Array, *, axes: Axes = None, keepdims: bool = True) -> Array:
-        return reduce(xp, x, places(axes), bool(keepdims))
+    def by_attribute(
+        xp: Module, x: Array, out: Array = None, *, axes: Axes = None, keepdims: bool = True
+    ) -> Array:
+        return reduce(xp, x, places(axes), bool(keepdims), **({} if out is None else {"out": out}))
 
     @standard(name, since=since, host=(1,), noted=noted)
     def by_input(
         xp: Module,
         x: Array,
         axes: Any = None,
+        out: Array = None,
         *,
         keepdims: bool = True,
         noop_with_empty_axes: bool = False,
@@ -142,7 +160,7 @@ def _register(name: str, reduce: Reduce, since: int) -> None:
         chosen = places(axes)
         if chosen is None and noop_with_empty_axes:
             chosen = ()
-        return reduce(xp, x, chosen, bool(keepdims))
+        return reduce(xp, x, chosen, bool(keepdims), **({} if out is None else {"out": out}))
 
 
 for _name, (_reduce, _since) in REDUCTIONS.items():
