@@ -68,9 +68,6 @@ def merge_tables(families: Mapping[str, Table]) -> dict[Key, type[Op]]:
 
 
 REGISTRY = merge_tables(FAMILIES)
-_BY_NAME: dict[str, list[type[Op]]] = {}
-for _key, _cls in REGISTRY.items():
-    _BY_NAME.setdefault(_key[1], []).append(_cls)
 
 
 def names() -> tuple[str, ...]:
@@ -81,7 +78,7 @@ def names() -> tuple[str, ...]:
 def get_op(name: str, version: int | None = None) -> type[Op]:
     """Return the class of an operator: the newest, or the one for an opset version."""
     wanted = name if isinstance(name, str) else ""
-    versions = _BY_NAME.get(wanted, [])
+    versions = [cls for (_, known, _), cls in REGISTRY.items() if known == wanted]
     if not versions:
         listed = f"`cupy-training-ops ops` lists the {len(names())} there are"
         raise ArgumentError(unknown("operator", name, names(), listed))

@@ -24,7 +24,7 @@ Queue = Callable[[], object]  # a C function: queues work, and returns what is f
 
 @dataclass
 class Recording:
-    """What a thread queued, in order; is_whole: False if it also did what cannot be noted."""
+    """Calls that a thread queued, in order; is_whole: False if it did more than can be noted."""
 
     calls: list[Queue] = field(default_factory=list)
     memory: list[object] = field(default_factory=list)  # that the calls read

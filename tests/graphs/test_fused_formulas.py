@@ -52,7 +52,7 @@ def trained(proto: onnx.ModelProto, rng: np.random.Generator) -> tuple[list[floa
 
 
 @pytest.mark.parametrize("name", [*GELUS, *OTHERS])
-def test_a_formula_is_trained_as_it_is_written(name: str, rng, seed: int, monkeypatch) -> None:
+def test_a_formula_is_trained_as_it_is_written(name: str, seed: int, monkeypatch) -> None:
     proto = model({**GELUS, **OTHERS}[name])
     losses, parameters, operators = trained(proto, np.random.default_rng(seed))
     assert ("Gelu" in operators) == ("GeluGrad" in operators) == (name in GELUS)
@@ -82,7 +82,8 @@ def test_gradients_of_norms_and_sums_are_made_in_their_buffers(dtype: str, rng) 
     """Nothing is copied there; sums of several batches are those of one."""
     text = f"""<ir_version: 8, opset_import: ["" : 17]>
     g ({dtype}[N, 4] x) => ({dtype}[N, 4] y)
-    <{dtype}[4] scale = {{1, 2, 3, 4}}, {dtype}[4] bias = {{0, 1, 0, 2}}, {dtype}[4] last = {{1, 1, 1, 1}}> {{
+    <{dtype}[4] scale = {{1, 2, 3, 4}}, {dtype}[4] bias = {{0, 1, 0, 2}},
+     {dtype}[4] last = {{1, 1, 1, 1}}> {{
         n = LayerNormalization(x, scale, bias) y = Add(n, last)
     }}"""
     session = cto.onnx.TrainingSession.from_model(onnx.parser.parse_model(text), loss="mse")

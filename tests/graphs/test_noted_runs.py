@@ -27,6 +27,7 @@ from .boxes import Box, Device
 
 DATA = Path(__file__).parent / "data"
 noted_runs = pytest.importorskip("cupy_training_ops.onnx.noted_runs")
+REAL_ARENA = noted_runs.Arena
 
 
 class CudaDevice(Device):
@@ -313,3 +314,27 @@ def test_marks_are_made_with_their_launches() -> None:
     with pytest.raises(RuntimeError):
         recording.make_again([lambda: 1, lambda: made.append("c")], marks)
     assert made == ["a", "first", "b", "last"]
+
+
+def test_an_arena_allocates_elsewhere_once_a_block_is_another() -> None:
+    """What lives beside what is known no more: all later blocks are elsewhere, too."""
+    from cupy_training_ops.onnx.arena import Block, place_blocks
+    from cupy_training_ops.testing.hollow import hollow
+
+    plan = place_blocks([Block(100, 0, 3), Block(1000, 1, 4), Block(100, 3, 5)])
+    memory, elsewhere = hollow((plan.nbytes,), np.uint8).data.mem, []
+    arena = REAL_ARENA(plan, memory, lambda n: elsewhere.append(n) or "elsewhere")
+    assert arena.malloc(100).ptr - memory.ptr == plan.offsets[0]
+    assert arena.malloc(0).ptr == memory.ptr
+    assert arena.malloc(1000).ptr - memory.ptr == plan.offsets[1]
+    assert not arena.is_used
+    assert arena.malloc(200) == "elsewhere"
+    assert arena.malloc(100) == "elsewhere"
+    assert elsewhere == [200, 100]
+    assert not arena.is_used
+    whole = REAL_ARENA(plan, memory, None)
+    for nbytes in plan.sizes:
+        whole.malloc(nbytes)
+    assert whole.is_used
+    with pytest.raises(cto.ProviderError):
+        whole.malloc(100)
