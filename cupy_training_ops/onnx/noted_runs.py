@@ -124,7 +124,7 @@ class NotedRuns(Forms[_Form]):
         arena = Arena(plan, self._memory, cupy.cuda.get_allocator())
         form.inputs = dict(feeds)
         values = session.start_values({**self._fixed, **feeds})
-        kept = values.copy()
+        kept, n_copies = values.copy(), self._count_copies()
         groups: list[_Group] = []
         memory: list[object] = []
         session.begin(values, notes)
@@ -140,15 +140,19 @@ class NotedRuns(Forms[_Form]):
                 calls = tuple(noted.calls) if is_noted else None
                 groups.append(_Group(place, calls, first, arena.place))
         results = session.results(values)
-        if arena.is_used:
+        form.own, form.classes = self._own(results), session.labels.classes.copy()
+        if arena.is_used and self._count_copies() == n_copies:
             is_whole = all(group.calls is not None for group in groups)
             joined = tuple(_joined(groups, notes.steps))
             form.noted = _Noted(joined, kept, (*memory, self._memory), is_whole)
-            form.classes = session.labels.classes.copy()
-            form.own = self._own(results)
-            return form.given(results)
-        form.plan = None
-        return results
+        else:
+            form.plan = None
+            for upload in session.program.uploads:  # copies may be in memory that runs write
+                upload.copies.clear()
+        return form.given(results)
+
+    def _count_copies(self) -> int:
+        return sum(len(upload.copies) for upload in self._session.program.uploads)
 
     def _has_room(self, plan: Plan) -> bool:
         """Return True if there is memory for a plan: forms share it, as nothing outlives a run."""
@@ -169,7 +173,7 @@ class NotedRuns(Forms[_Form]):
         try:
             if noted.is_whole:
                 for group in noted.groups:
-                    make_again(session, group, notes.steps)
+                    _make_again(session, group, notes.steps)
             else:
                 values = values.copy()
                 self._run_between(form, noted, values, notes.steps)
@@ -189,7 +193,7 @@ class NotedRuns(Forms[_Form]):
         with np.errstate(all="ignore"), workspace.in_stores(self._stores):
             for group in noted.groups:
                 if group.calls is not None:
-                    make_again(session, group, marks)
+                    _make_again(session, group, marks)
                     continue
                 arena.place = group.first_block
                 with cupy.cuda.using_allocator(arena.malloc):
@@ -208,7 +212,7 @@ class NotedRuns(Forms[_Form]):
             form.noted = None
 
 
-def make_again(session: Session, group: _Group, marks: Mapping[int, Marks]) -> None:
+def _make_again(session: Session, group: _Group, marks: Mapping[int, Marks]) -> None:
     """Make the launches of a group, with its marks."""
     assert group.calls is not None
     try:

@@ -338,3 +338,25 @@ def test_an_arena_allocates_elsewhere_once_a_block_is_another() -> None:
     assert whole.is_used
     with pytest.raises(cto.ProviderError):
         whole.malloc(100)
+
+
+@pytest.mark.parametrize("fault", ["arena", "copies"])
+def test_a_run_that_takes_other_memory_is_not_noted(fault: str, opened_pair, monkeypatch) -> None:
+    """Its results are copies all the same; it is recorded anew, and in the end left alone."""
+    noted, plain, answers = opened_pair("mlp")
+    runs, n_copies = noted._run_training, []
+    monkeypatch.setattr(Box, "copy", lambda box: n_copies.append(1) or Box(box.inside.copy()))
+    if fault == "arena":
+        monkeypatch.setattr(Arena, "is_used", False, raising=False)
+        monkeypatch.setattr(Arena, "__init__", lambda self, *_: setattr(self, "place", 0))
+    else:
+        counts = iter(range(1000))
+        monkeypatch.setattr(runs, "_count_copies", lambda: next(counts))
+    for _ in range(12):
+        x, labels = answers["x"][0], answers["labels"][0]
+        loss = noted.step(x, labels)
+        np.testing.assert_array_equal(loss.inside, plain.step(x, labels))
+    (form,) = runs._forms.values()
+    assert form.noted is None
+    assert form.tries == noted_runs.MOST_TRIES
+    assert len(n_copies) >= 3 * (noted_runs.MOST_TRIES - 1)  # of x, labels and the loss
