@@ -31,7 +31,7 @@ from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, FLOATS, INT64, D
 from ..plan import VEC_NBYTES, Config, Launch, Plan, ceil_div
 
 Array = Any
-MOST = 1 << 31  # threads and places of a launch
+MOST = 1 << 31  # threads of a launch, each of a vector
 THREADS = 256
 _KEPT = 4096  # forms of calls that are prepared
 SYMBOL = "onnx_expression"
@@ -141,11 +141,13 @@ def _prepared(name: str, infos: tuple[Info, ...], has_out: bool) -> _Ready | Non
     result = (backend, dtype, shape, infos[-1][3], None, device)
     has_fitting = not has_out or infos[-1] == result
     size = math.prod(shape)
-    if not (is_ours and has_fitting and 0 < size < MOST and all(i[5] == device for i in infos)):
+    if not (is_ours and has_fitting and size and all(i[5] == device for i in infos)):
         return None
     places = _merged(shape, [_strides(info, shape) for info in operands])
     is_aligned = all(info[3] for info in infos)
     n = _vector(places, max(t.itemsize for t in types)) if is_aligned else 1
+    if ceil_div(size, n) >= MOST:
+        return None
     launch, source = _launch(name, types, shape, places, n)
     plan = ReadyPlan(
         Op.declaration, lambda: source, backend, device, Plan((launch,)), len(types) + 1
@@ -230,7 +232,7 @@ def _source(name: str, header: str, rank: int, n: int, lines: tuple[bool, ...]) 
     pointers = [f"const T{i}* x{i}" for i in which]
     extents = [f"u32 e{d}" for d in range(1, rank)]
     steps = [f"i64 s{i}_{d}" for i in which for d in range(rank)]
-    parameters = ", ".join([*pointers, "TY* y", "u32 size", *extents, *steps])
+    parameters = ", ".join([*pointers, "TY* y", "u64 size", *extents, *steps])
     places = "".join(f"i64 p{i} = 0; " for i in which) + "u32 rest = i, k;\n"
     for d in reversed(range(1, rank)):
         adds = "".join(f" p{i} += (i64)k * s{i}_{d};" for i in which)
@@ -250,7 +252,7 @@ def _source(name: str, header: str, rank: int, n: int, lines: tuple[bool, ...]) 
     names = (*(f"T{i}" for i in which), "TY", "ACC")
     types = "\n".join(f"using {each} = CTO_{each};" for each in names)
     has_rest = rank == 1 and n > 1
-    rest = f"for (u32 j = size / N * N; j < size; ++j) {{ {rests}y[j] = (TY)({text}); }}"
+    rest = f"for (u64 j = size / N * N; j < size; ++j) {{ {rests}y[j] = (TY)({text}); }}"
     code = _KERNEL.format(
         n=n, parameters=parameters, places=places, loads=loads, picks=picks, symbol=SYMBOL,
         threads=THREADS, header=header, types=types, text=text, rest=rest if has_rest else "",

@@ -239,3 +239,13 @@ def test_transposes(dtype, perm, last: int, offset: int, rng) -> None:
     found = result("Transpose", on_gpu(x, offset), perm=list(perm))
     assert found.dtype == x.dtype
     np.testing.assert_array_equal(found.get(), x.transpose(perm))
+
+
+def test_more_threads_than_a_launch_may_have_are_left_to_cupy() -> None:
+    from cupy_training_ops.testing.hollow import hollow, hollow_launches
+
+    with hollow_launches() as launches:
+        x, y = (hollow((2**16, n), np.float32) for n in (2**15 + 4, 2**15 + 1))
+        assert vectors.compute("add", (x, x), x) is x
+        assert vectors.compute("add", (y, y[:1]), y) is None  # rows of no whole vectors
+        assert len(launches) == 1
