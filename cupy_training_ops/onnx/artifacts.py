@@ -100,6 +100,7 @@ def make_artifacts(
         frozen=frozen,
         optimizer=optimizer,
         clip_norm=clip_norm,
+        fuses=False,
         **numbers,
     )
     paths = [Path(folder) / f"{prefix}{name}" for name in FILES]

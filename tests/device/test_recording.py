@@ -13,12 +13,18 @@ from cupy_training_ops.device import recording, workspace
 
 torch = pytest.importorskip("torch")
 
-from tensor_backends import EmulatedTensors, tensors_on  # noqa: E402
+from tensor_backends import EmulatedTensors, HollowTensors, tensors_on  # noqa: E402
 
 
 @pytest.fixture
 def backend():
     with tensors_on(EmulatedTensors()) as found:
+        yield found
+
+
+@pytest.fixture
+def hollow():
+    with tensors_on(HollowTensors()) as found:
         yield found
 
 
@@ -58,7 +64,7 @@ def test_memory_of_an_owner_stays_where_it_is(backend) -> None:
     assert spaces.get(backend, 0, 100, 16) not in (first, larger)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("hollow")
 def test_what_another_thread_queues_is_not_noted(rng) -> None:
     x = torch.from_numpy(rng.standard_normal(64))
     dy, other = x.clone(), torch.empty_like(x)
@@ -70,7 +76,7 @@ def test_what_another_thread_queues_is_not_noted(rng) -> None:
     assert not recording.active
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("hollow")
 def test_numbers_that_an_operator_supplies_cannot_be_noted(rng) -> None:
     """Each call draws others."""
     x = torch.from_numpy(rng.standard_normal(64).astype(np.float32))
@@ -79,7 +85,7 @@ def test_numbers_that_an_operator_supplies_cannot_be_noted(rng) -> None:
     assert not noted.is_whole
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("hollow")
 def test_an_inner_recording_does_not_note_for_the_outer_one(rng) -> None:
     x = torch.from_numpy(rng.standard_normal(64))
     with recording.recorded() as outer:

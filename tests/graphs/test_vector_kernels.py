@@ -52,9 +52,24 @@ def numbers(rng, shape, dtype) -> np.ndarray:
     return (rng.standard_normal(shape) * 3 + 0.5).astype(dtype)
 
 
-@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide"])
-def test_a_drawn_binary_kernel(name: str, run, rng) -> None:
-    """g++ takes a second for each form, so that one of them is drawn."""
+BINARY = ("add", "subtract", "multiply", "divide")
+
+
+def test_a_drawn_binary_kernel(run, rng) -> None:
+    """g++ builds each form by itself, so that one of them is drawn."""
+    name = BINARY[rng.integers(len(BINARY))]
+    check_binary(name, run, rng)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_kernels(name: str, part: int, run, seed: int) -> None:
+    check_binary(name, run, np.random.default_rng([seed, part]))
+
+
+def check_binary(name: str, run, rng) -> None:
+    """Compare a kernel with NumPy over operands of drawn shapes and a drawn type."""
     (a, b), dtype = SHAPES[rng.integers(len(SHAPES))], DTYPES[rng.integers(len(DTYPES))]
     offset = int(rng.integers(2))
     x, y = numbers(rng, a, dtype), numbers(rng, b, dtype)
@@ -88,19 +103,29 @@ def test_a_condition_chooses_over_an_operand(run, rng) -> None:
     np.testing.assert_array_equal(run.host(out), np.where(mask, x, y))
 
 
+def test_a_drawn_copy(run, rng) -> None:
+    check_copy(1 << int(rng.integers(4)), run, rng)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
-def test_a_drawn_copy(itemsize: int, run, rng) -> None:
+def test_copies(itemsize: int, part: int, run, seed: int) -> None:
+    check_copy(itemsize, run, np.random.default_rng([seed, part]))
+
+
+def check_copy(itemsize: int, run, rng) -> None:
+    """Compare the copy of a drawn view with NumPy's."""
     shape, perm = [((3, 4, 5, 16), (2, 0, 1, 3)), ((3, 4, 5, 6), (3, 2, 1, 0))][rng.integers(2)]
     x = rng.integers(0, 100, shape).astype(f"i{itemsize}")
-    placed = run.place(x)
-    for view, expected in (
-        (placed.transpose(perm), x.transpose(perm)),
-        (placed[:, ::-1, :, 1:3], x[:, ::-1, :, 1:3]),
-        (placed[..., ::-2], x[..., ::-2]),
-    ):
-        found = vectors.copy(view)
-        assert found.flags.c_contiguous
-        np.testing.assert_array_equal(run.host(found), expected)
+    view_of = [
+        lambda a: a.transpose(perm),
+        lambda a: a[:, ::-1, :, 1:3],
+        lambda a: a[..., ::-2],
+    ][rng.integers(3)]
+    found = vectors.copy(view_of(run.place(x)))
+    assert found.flags.c_contiguous
+    np.testing.assert_array_equal(run.host(found), view_of(x))
 
 
 def test_what_is_no_such_call_is_left_to_cupy(run, rng) -> None:
