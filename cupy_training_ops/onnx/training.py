@@ -49,7 +49,8 @@ class TrainingSession(Transactional):
 
     Inputs are given by position or by name, as the training model has them. Parameters and
     gradients are arrays that steps update in place. Nothing waits for the device: a loss is an
-    array, too.
+    array, too. On CuPy arrays, steps with inputs of the form of earlier ones make their launches
+    again, in memory for intermediate values that stays the session's.
 
     A call that is refused has changed nothing. One that is stopped, as by Ctrl-C or for lack of
     memory, is made as a whole or not at all: parameters, running statistics, states of random
