@@ -76,7 +76,8 @@ def compute(name: str, operands: Sequence[Array], out: Array = None) -> Array | 
     It may be an operand of that shape.
     """
     backend, ready = BACKENDS.get(type(operands[0])), None
-    if backend is not None and backend.runs_kernels:
+    is_one = len(set(map(type, operands))) == 1
+    if is_one and backend is not None and backend.runs_kernels:
         infos = backend.infos(operands if out is None else (*operands, out))
         ready = _prepared(name, tuple(infos), out is not None)
     if backend is None or ready is None or not backend.is_current(ready.device):

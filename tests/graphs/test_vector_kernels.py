@@ -134,6 +134,7 @@ def test_what_is_no_such_call_is_left_to_cupy(run, rng) -> None:
     other = run.place(numbers(rng, (4, 8), np.float64))
     calls = [
         ("add", (x, other), None),
+        ("add", (x, np.float32(1)), None),
         ("add", (x, run.place(np.ones((3, 8), np.float32))), None),
         ("add", (x, x), other),
         ("add", (x, x), run.place(np.ones(8, np.float32))),
