@@ -14,6 +14,7 @@ import numpy as np
 
 from ..backend import Array, ArrayInfo, Info
 from ..declare.schema import Changing
+from ..device import recording
 from ..device import workspace as workspaces
 from ..device.arguments import Values, getter
 from ..device.launch import ReadyPlan
@@ -224,6 +225,7 @@ class Call:
         if self.supplied is not None and self.supplied not in values:
             supply = self.prepared.supply
             assert supply is not None
+            recording.leave()
             value = self.always or supply(*self._with_hosts(inputs, values))
             values = {**values, self.supplied: value}
         return workspace, values
