@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The generated parts of the documents: tables between their marks, and the operators' pages."""
+"""The generated parts of the documents: tables between their marks, and pages of measured times."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ import upstream_schemas
 from markdown_table import table
 
 from cupy_training_ops import CODECS
-from cupy_training_ops.registry import FAMILIES
 
-PAGES = ROOT / "docs" / "operators"
 MARKED = (
     "README.md",
     "docs/operators.md",
@@ -36,7 +34,7 @@ def main(check: bool) -> None:
     """Rewrite what is generated of README.md and docs."""
     wanted = texts()
     stale = [p for p, text in wanted.items() if not p.is_file() or p.read_text("utf-8") != text]
-    strange = {*PAGES.glob("*.md"), *benchmark_report.generated()} - wanted.keys()
+    strange = set(benchmark_report.generated()) - wanted.keys()
     if check and (stale or strange):
         listed = ", ".join(sorted(str(path.relative_to(ROOT)) for path in (*stale, *strange)))
         raise click.ClickException(f"stale: {listed}: run scripts/generate_tables.py")
@@ -51,8 +49,7 @@ def main(check: bool) -> None:
 def texts() -> dict[Path, str]:
     """Each document with every generated part made anew."""
     marked = {ROOT / name: updated((ROOT / name).read_text("utf-8")) for name in MARKED}
-    operators = {PAGES / f"{name}.md": operator_pages.page(name) for name in FAMILIES}
-    return marked | operators | benchmark_report.pages()
+    return marked | benchmark_report.pages()
 
 
 def updated(text: str) -> str:
