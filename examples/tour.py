@@ -3,16 +3,16 @@
 A tour
 ======
 
-Ten minutes through the package, on NumPy's arrays: codecs, operators, a training loop
-and an ONNX model. Each cell was run when this page was made; with CuPy's arrays the same lines
-run on the GPU. ``python examples/tour.py`` runs them here.
+Ten minutes through the package, on NumPy's arrays: codecs, operators, a training loop and an ONNX
+model. Each cell was run when this page was made; with CuPy's arrays the same lines run on the GPU.
+In a checkout ``python examples/tour.py`` runs them all.
 """
 
 # %%
 # Arrays become codes
 # -------------------
-# ``compress`` gives a ``Packed``: codes, and what decoding needs. Its codec says how far a value may
-# be off.
+# ``compress`` gives a ``Packed``: codes, and what decoding needs. Its codec says how far a value
+# may be off.
 import numpy as np
 
 import cupy_training_ops as cto

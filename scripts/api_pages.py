@@ -152,7 +152,8 @@ def members(cls: Any) -> Iterator[str]:
         if item.is_function:
             kind = "staticmethod" if "staticmethod" in item.labels else "method"
             kind = "classmethod" if "classmethod" in item.labels else kind
-            yield f"`````{{py:{kind}}} {name}{signature(item, bound=kind != 'staticmethod')}\n\n{about}\n`````"
+            signed = signature(item, bound=kind != "staticmethod")
+            yield f"`````{{py:{kind}}} {name}{signed}\n\n{about}\n`````"
         elif item.is_attribute:
             kind = f"\n:type: {item.annotation}" if item.annotation else ""
             yield f"`````{{py:property}} {name}{kind}\n\n{about}\n`````"
@@ -198,7 +199,7 @@ def signature(function: Any, *, bound: bool = False, returns: bool = True) -> st
 
 def commands() -> str:
     """Return the page of all commands, as click prints their help."""
-    context = click.Context(cli.main, info_name=cli.COMMAND)
+    context = click.Context(cli.main, info_name=cli.COMMAND, **cli.main.context_settings)
     parts = ["# All commands and options", *command(cli.main, context)]
     return "\n\n".join(parts) + "\n"
 
@@ -207,7 +208,7 @@ def command(shown: click.Command, context: click.Context) -> Iterator[str]:
     """Yield the section of a command, and those of its own commands."""
     path = context.command_path
     usage = shown.collect_usage_pieces(context)
-    yield f"## {path}" if context.parent else "## Of all commands"
+    yield f"## {path}\n\n```{{program}} {path}\n```"
     yield f"    {path} {' '.join(usage)}"
     yield described(shown.help or "")
     rows = [record for p in shown.get_params(context) if (record := p.get_help_record(context))]

@@ -48,7 +48,7 @@ BELOW = {
 }  # fmt: skip
 # What a search finds these pages by, first of all.
 FOUND_BY = {
-    "docs/codecs.md": ("which codec", "compress", *CODECS),
+    "docs/codecs.md": ("which codec", *CODECS),
     "docs/coming_from_onnxruntime.md": ("train onnx", "training onnx", "onnx runtime"),
     "docs/stash.md": ("which policy", "compressed activations"),
 }
@@ -128,7 +128,7 @@ def measured() -> str:
     """Return what the committed files say of kernels and of ways to train, as JSON."""
     folder = ROOT / "docs"
     kernels = [run for path in sorted(folder.glob(MEASURED)) for run in runs(path)]
-    shown = {"kernels": kernels, "training": [*runs(folder / "memory_map.jsonl")]}
+    shown = {"kernel": kernels, "training": [*runs(folder / "memory_map.jsonl")]}
     return json.dumps(shown, separators=(",", ":"))
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -16,8 +17,9 @@ import operator_pages
 import upstream_schemas
 from markdown_table import table
 
-from cupy_training_ops import CODECS
+import cupy_training_ops as cto
 
+SCHEMAS = ROOT / "site" / "torch_operators.txt"
 MARKED = (
     "README.md",
     "docs/operators.md",
@@ -49,7 +51,15 @@ def main(check: bool) -> None:
 def texts() -> dict[Path, str]:
     """Each document with every generated part made anew."""
     marked = {ROOT / name: updated((ROOT / name).read_text("utf-8")) for name in MARKED}
-    return marked | benchmark_report.pages()
+    return marked | benchmark_report.pages() | torch_operators()
+
+
+def torch_operators() -> dict[Path, str]:
+    """Return the schemas of PyTorch's operators, which the site shows, if PyTorch is installed."""
+    if not importlib.util.find_spec("torch"):
+        return {}
+    doors = cto.torch.ops.DOORS.values()
+    return {SCHEMAS: "".join(f"{door.operator.schema}\n" for door in doors)}
 
 
 def updated(text: str) -> str:
@@ -65,7 +75,7 @@ def codec_table() -> str:
     """One row a codec: formula, bits a value, error bound."""
     rows = [
         [f"`{codec.name}`", codec.formula, f"{codec.bits:.4g}", codec.bound]
-        for codec in CODECS.values()
+        for codec in cto.CODECS.values()
     ]
     return table(("codec", "formula", "bits", "error at most"), rows)
 

@@ -40,12 +40,11 @@ def pages() -> dict[str, str]:
 
 def of_family(family: str) -> Iterator[tuple[str, list[str]]]:
     """Yield a family's page and those of its operators, as path and paragraphs."""
-    shared = common(family)
     before, examples = examples_of(family)
-    yield f"operators/{family}/index.md", [*family_page(family, shared)]
+    yield f"operators/{family}/index.md", [*family_page(family)]
     for cls in newest(family):
         path = path_of(family, cls.name)
-        yield path, [*operator(cls, f"{before}\n{examples[cls.name]}", shared)]
+        yield path, [*operator(cls, f"{before}\n{examples[cls.name]}")]
 
 
 def path_of(family: str, name: str) -> str:
@@ -53,23 +52,23 @@ def path_of(family: str, name: str) -> str:
     return f"operators/{family}/{name}.md"
 
 
-def family_page(family: str, shared: Sequence[str]) -> Iterator[str]:
+def family_page(family: str) -> Iterator[str]:
     """Yield the paragraphs of a family's page."""
     title = family.replace("_", " ").capitalize()
     yield f"# {title}\n\n{index_entries(family.replace('_', ' '))}"
     yield from map(escaped, about(family))
-    yield f"Every call: {' '.join(map(escaped, shared))} [More](../../docs/operators.md#every-call)"
+    shared = " ".join(map(escaped, common(family)))
+    yield f"Every call: {shared} [More](../../docs/operators.md#every-call)"
     yield table(("operator", "function", "formula"), map(index_row, newest(family)))
-    if differing := differences(family):
-        yield "## Where ONNX Runtime differs"
-        yield differing
+    if rows := differences(family):
+        yield f"## Where ONNX Runtime differs\n\n{rows}"
     names = "\n".join(sorted(FAMILIES[family]))
     yield f"```{{toctree}}\n:hidden:\n{names}\n```"
 
 
 def index_entries(*words: str) -> str:
     """Return what a search for these words finds the page by."""
-    return "```{index} " + ", ".join(f"single: {text}" for text in words) + "\n```"
+    return f"```{{index}} {', '.join(f'! {text}' for text in words)}\n```"
 
 
 def about(family: str) -> list[str]:
@@ -103,7 +102,7 @@ def examples_of(family: str) -> tuple[str, dict[str, str]]:
     return code.rstrip() + "\n", found
 
 
-def operator(cls: type[Op], example: str, shared: Sequence[str]) -> Iterator[str]:
+def operator(cls: type[Op], example: str) -> Iterator[str]:
     """Yield the paragraphs of an operator's page."""
     title, *paragraphs = written(cls).split("\n\n")
     meaning, _, formula = title.partition(": ")
@@ -112,7 +111,7 @@ def operator(cls: type[Op], example: str, shared: Sequence[str]) -> Iterator[str
     yield f"# {cls.name}\n\n{entries}"
     yield f"{escaped(meaning)}: `{formula.removesuffix('.')}`"
     for directive, (text,) in zip(("function", "class"), blocks["call"], strict=True):
-        yield f"```{{py:{directive}}} {declared(directive, text)}\n:module: cupy_training_ops\n```"
+        yield f"```{{py:{directive}}} {declared(cls, text)}\n:module: cupy_training_ops\n```"
     yield f"```python\n{example}```"
     yield docstring("\n\n".join(paragraphs))
     yield f"Registered as {registered(cls.name)}."
@@ -121,9 +120,13 @@ def operator(cls: type[Op], example: str, shared: Sequence[str]) -> Iterator[str
     yield "More of [every call](../../docs/operators.md#every-call), and [the family](index.md)."
 
 
-def declared(directive: str, call: str) -> str:
+def declared(cls: type[Op], call: str) -> str:
     """Return a function's call with its result, or the constructor of a class."""
-    return call if directive == "function" else call[: call.index(")(") + 1]
+    if not call.startswith(f"{cls.function_name}("):
+        return f"{cls.name}{call[call.index('(') : call.index(')(') + 1]}"
+    signature, _, result = call.rpartition(" -> ")
+    names = re.sub(r"\((\w+)\[0\], \1\[1\], \.\.\.\)", r"\1", result)  # a list of outputs
+    return f"{signature} -> {names.strip('()')}"
 
 
 def tables(cls: type[Op], found: Mapping[str, Sequence[Row]]) -> Iterator[str]:

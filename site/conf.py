@@ -14,13 +14,14 @@ import cupy_training_ops as cto
 
 project = "cupy-training-ops"
 author = "the authors of cupy-training-ops"
-copyright = "MIT licence"  # what the footer shows
+copyright = f"{author}, MIT licence"
 version = release = cto.__version__
 extensions = ["myst_parser", "sphinx_gallery.gen_gallery"]
 exclude_patterns = ["tour_source"]
 highlight_language = "text"
 add_module_names = False
-toc_object_entries = False
+toc_object_entries_show_parents = "hide"
+smartquotes = False  # they make one dash of an option's two
 python_maximum_signature_line_length = 88
 option_emphasise_placeholders = True
 
@@ -45,7 +46,8 @@ html_title = "cupy-training-ops"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
-html_sidebars = {"index": [], "benchmarks": []}
+html_copy_source = False
+html_sidebars = {"index": [], "benchmarks": [], "tour/tour": []}
 html_theme_options: dict[str, Any] = {
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
@@ -53,7 +55,7 @@ html_theme_options: dict[str, Any] = {
     "navigation_with_keys": False,
     "show_nav_level": 1,
     "header_links_before_dropdown": 7,
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": {"**": ["page-toc"], "benchmarks": []},
 }
 
 

@@ -31,8 +31,8 @@ function trainingRows({ card, rows }) {
 }
 
 const TABLES = {
-  kernels: {
-    rows: kernelRows, choosers: ["card", "type", "family"], sorted: "ratio",
+  kernel: {
+    rows: kernelRows, choosers: ["card", "type", "family"], sorted: "case",
     columns: {
       case: ["case"], ms: ["ms", 4], share: ["of copy rate", "%"], peer: ["best other way"],
       "its ms": ["its ms", 4], ratio: ["ours / its", 2],
@@ -121,5 +121,5 @@ function show(place, { rows: read, choosers, columns, sorted }, measured) {
 }
 
 for (const [name, table] of Object.entries(TABLES)) {
-  show(document.getElementById(name), table, MEASURED[name]);
+  show(document.getElementById(`${name}-times`), table, MEASURED[name]);
 }
