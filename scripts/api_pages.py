@@ -21,15 +21,15 @@ from cupy_training_ops import cli
 from cupy_training_ops.registry import FAMILIES
 
 PACKAGE = cto.__name__
-# Modules whose names users call, each with its title.
-MODULES = {
-    PACKAGE: "cupy_training_ops",
-    f"{PACKAGE}.onnx": "cupy_training_ops.onnx",
-    f"{PACKAGE}.torch": "cupy_training_ops.torch",
-    f"{PACKAGE}.torch.functional": "cupy_training_ops.torch.functional",
-    f"{PACKAGE}.torch.nn": "cupy_training_ops.torch.nn",
-    f"{PACKAGE}.torch.ops": "cupy_training_ops.torch.ops",
-}
+# Modules whose names users call.
+MODULES = (
+    PACKAGE,
+    f"{PACKAGE}.onnx",
+    f"{PACKAGE}.torch",
+    f"{PACKAGE}.torch.functional",
+    f"{PACKAGE}.torch.nn",
+    f"{PACKAGE}.torch.ops",
+)
 # Written by generate_tables.py where PyTorch is installed: schemas are known at run time alone.
 SCHEMAS = Path(__file__).resolve().parent.parent / "site" / "torch_operators.txt"
 Object = griffe.Object | griffe.Alias
@@ -44,7 +44,7 @@ def api() -> dict[str, str]:
 
 def index() -> str:
     """Return the page that leads to the modules."""
-    rows = "\n".join(f"{title} <{name}>" for name, title in MODULES.items())
+    rows = "\n".join(MODULES)
     return (
         "# Python API\n\n"
         "`import cupy_training_ops as cto` is all: `cto.onnx` and `cto.torch` are imported where "
@@ -56,7 +56,7 @@ def index() -> str:
 def module(package: Any, name: str) -> Iterator[str]:
     """Yield the parts of a module's page."""
     found = package[name.removeprefix(PACKAGE).lstrip(".")] if name != PACKAGE else package
-    yield f"# {MODULES[name]}"
+    yield f"# {name}"
     yield f"```{{py:module}} {name}\n```"
     yield docstring(found.docstring.value)
     if name == f"{PACKAGE}.torch.ops":

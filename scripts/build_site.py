@@ -31,21 +31,8 @@ from sphinx.cmd.build import main as sphinx_build
 from cupy_training_ops import CODECS
 from cupy_training_ops.registry import FAMILIES
 
-# Pages below others in the navigation, in addition to what site/index.md names.
-BELOW = {
-    "docs/README.md": (
-        "docs/recipes", "docs/training", "docs/codecs", "docs/stash", "docs/gist", "docs/interop",
-        "docs/coming_from_onnxruntime", "docs/coming_from_pytorch", "docs/differences",
-        "docs/adding_an_operator", "docs/architecture", "docs/tuning", "examples/index",
-        "examples/shell", "CHANGELOG",
-    ),
-    "docs/operators.md": tuple(f"operators/{name}/index" for name in FAMILIES),
-    "docs/cli.md": ("cli/commands",),
-    "docs/performance.md": tuple(
-        f"docs/performance/{path.stem}"
-        for path in sorted((ROOT / "docs" / "performance").glob("*.md"))
-    ),
-}  # fmt: skip
+# Pages of docs with a place of their own in the navigation; all others are below docs/README.md.
+APART = {"README", "cli", "first_steps", "operators", "performance"}
 # What a search finds these pages by, first of all.
 FOUND_BY = {
     "docs/codecs.md": ("which codec", *CODECS),
@@ -54,16 +41,10 @@ FOUND_BY = {
 }
 # Links of these pages that lead to another place of the site.
 ELSEWHERE = {
-    r"\(\.\./examples\)": "(../examples/index.md)",
-    r"\(\.\./examples/(\w+)\.py\)": r"(../examples/index.md#\1py)",
-    r"\(first_steps\.md\)": "(../index.md)",
-}
-COPIED = {
-    "CHANGELOG.md": "CHANGELOG.md",
-    "examples/shell.md": "examples/shell.md",
-    "examples/tour.py": "tour_source/tour.py",
-    "scripts/train_data_parallel.py": "scripts/train_data_parallel.py",
-    "scripts/train_digits.py": "scripts/train_digits.py",
+    r"\((?:\.\./)+examples\)": "(/examples/index.md)",
+    r"\((?:\.\./)+examples/(\w+)\.py\)": r"(/examples/index.md#\1py)",
+    r"\((?:\.\./)+README\.md\)": "(/index.md)",
+    r"\([./\w]*first_steps\.md(#[\w-]+)?\)": r"(/index.md\1)",
 }
 MEASURED = "benchmark*.jsonl"  # a file for each card
 
@@ -74,7 +55,8 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         sources = Path(name)
         write(sources)
-        status = sphinx_build(["-W", "--keep-going", "-q", "-b", "html", name, str(folder)])
+        options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(sources / "doctrees")]
+        status = sphinx_build([*options, name, str(folder)])
     if status:
         raise click.ClickException("the site has warnings")
     click.echo(f"{folder / 'index.html'}: {len(list(folder.rglob('*.html')))} pages")
@@ -84,35 +66,69 @@ def write(sources: Path) -> None:
     """Write all that Sphinx reads."""
     shutil.copytree(ROOT / "site", sources, dirs_exist_ok=True)
     shutil.copytree(ROOT / "docs", sources / "docs")
-    shutil.copytree(ROOT / "examples" / "onnx_digits", sources / "tour_source/examples/onnx_digits")
-    for name, place in COPIED.items():
-        (sources / place).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, sources / place)
-    first = (sources / "docs" / "first_steps.md").read_text("utf-8").partition("\n")[2]
-    start = sources / "index.md"
-    linked = re.sub(r"\]\((?=\w+\.md)", "](docs/", first)
-    start.write_text(start.read_text("utf-8").replace("<!-- docs/first_steps.md -->", linked))
-    (sources / "docs" / "first_steps.md").unlink()
-    for page in (sources / "docs").rglob("*.md"):
-        page.write_text(staged(page.relative_to(sources).as_posix(), page.read_text("utf-8")))
+    tour = sources / "tour_source"
+    shutil.copytree(ROOT / "examples" / "onnx_digits", tour / "examples" / "onnx_digits")
+    shutil.copy(ROOT / "examples" / "tour.py", tour)
     made = operator_pages.pages() | api_pages.generated() | {"examples/index.md": examples()}
+    for path in written_pages():
+        name = path.relative_to(ROOT).as_posix()
+        made[name] = staged(path, name)
+    first = re.sub(r"\]\((?=\w+\.md)", "](docs/", made.pop("docs/first_steps.md"))
+    index = (sources / "index.md").read_text("utf-8")
+    made["index.md"] = index.replace("<!-- docs/first_steps.md -->", first.partition("\n")[2])
+    (sources / "docs" / "first_steps.md").unlink()
     for name, text in made.items():
         (sources / name).parent.mkdir(parents=True, exist_ok=True)
         (sources / name).write_text(text, "utf-8")
+        copy_linked(text, Path(name).parent, sources)
     (sources / "_static" / "measured.js").write_text(f"const MEASURED = {measured()};\n", "utf-8")
 
 
-def staged(name: str, text: str) -> str:
-    """Return a page of docs with its place in the navigation, and what it is found by."""
+def written_pages() -> list[Path]:
+    """Return the pages of the repository that are on the site, but for its README."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "examples").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return sorted(set(pages) - {ROOT / "README.md"})
+
+
+def staged(path: Path, name: str) -> str:
+    """Return a page with its place in the navigation, and what it is found by."""
+    text = path.read_text("utf-8")
     for link, target in ELSEWHERE.items():
         text = re.sub(link, target, text)
     if name in FOUND_BY:
         title, _, rest = text.partition("\n")
         text = f"{title}\n\n{operator_pages.index_entries(*FOUND_BY[name])}\n{rest}"
-    if name in BELOW:
-        pages = "\n".join(f"/{page}" for page in BELOW[name])
-        text += f"\n```{{toctree}}\n:hidden:\n{pages}\n```\n"
+    if pages := below(name):
+        lines = "\n".join(f"/{page}" for page in pages)
+        text += f"\n```{{toctree}}\n:hidden:\n{lines}\n```\n"
     return text
+
+
+def below(name: str) -> list[str]:
+    """Return the pages below one in the navigation, as Sphinx names them."""
+    names = [path.relative_to(ROOT).with_suffix("").as_posix() for path in written_pages()]
+    if name == "docs/README.md":
+        text = (ROOT / name).read_text("utf-8")
+        listed = [each for each in re.findall(r"\]\((\w+)\.md\)", text) if each not in APART]
+        outside = [each for each in names if not each.startswith("docs/")]
+        return [*(f"docs/{each}" for each in dict.fromkeys(listed)), "examples/index", *outside]
+    if name == "docs/performance.md":
+        return [each for each in names if each.startswith("docs/performance/")]
+    made = {
+        "docs/operators.md": [f"operators/{family}/index" for family in FAMILIES],
+        "docs/cli.md": ["cli/commands"],
+    }
+    return made.get(name, [])
+
+
+def copy_linked(text: str, folder: Path, sources: Path) -> None:
+    """Copy what a page links to and is no page, such as scripts."""
+    for target in re.findall(r"\]\((?![a-z]+:|#|/)([^)#]+)", text):
+        path = (ROOT / folder / target).resolve()
+        place = sources / path.relative_to(ROOT) if path.is_relative_to(ROOT) else sources
+        if path.is_file() and not place.exists() and path.suffix != ".md":
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, place)
 
 
 def examples() -> str:
