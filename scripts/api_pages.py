@@ -44,7 +44,7 @@ def api() -> dict[str, str]:
 
 def index() -> str:
     """Return the page that leads to the modules."""
-    rows = "\n".join(MODULES)
+    rows = "\n".join(f"{short(name)} <{name}>" for name in MODULES)
     return (
         "# Python API\n\n"
         "`import cupy_training_ops as cto` is all: `cto.onnx` and `cto.torch` are imported where "
@@ -53,10 +53,15 @@ def index() -> str:
     )
 
 
+def short(name: str) -> str:
+    """Return a module's name as programs write it."""
+    return f"cto{name.removeprefix(PACKAGE)}"
+
+
 def module(package: Any, name: str) -> Iterator[str]:
     """Yield the parts of a module's page."""
     found = package[name.removeprefix(PACKAGE).lstrip(".")] if name != PACKAGE else package
-    yield f"# {name}"
+    yield f"# {short(name)}"
     yield f"```{{py:module}} {name}\n```"
     yield docstring(found.docstring.value)
     if name == f"{PACKAGE}.torch.ops":
