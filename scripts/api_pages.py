@@ -32,7 +32,6 @@ MODULES = (
 )
 # Written by generate_tables.py where PyTorch is installed: schemas are known at run time alone.
 SCHEMAS = Path(__file__).resolve().parent.parent / "site" / "torch_operators.txt"
-Object = griffe.Object | griffe.Alias
 
 
 def api() -> dict[str, str]:
@@ -60,14 +59,14 @@ def short(name: str) -> str:
 
 def module(package: Any, name: str) -> Iterator[str]:
     """Yield the parts of a module's page."""
-    found = package[name.removeprefix(PACKAGE).lstrip(".")] if name != PACKAGE else package
+    read = package[name.removeprefix(PACKAGE).lstrip(".")] if name != PACKAGE else package
     yield f"# {short(name)}"
     yield f"```{{py:module}} {name}\n```"
-    yield docstring(found.docstring.value)
+    yield docstring(read.docstring.value)
     if name == f"{PACKAGE}.torch.ops":
         yield from schemas()
         return
-    names = public(found)
+    names = public(read)
     if name == PACKAGE:
         operators = {c for names in FAMILIES.values() for c in names}
         functions = {n for c in operators for n in (cto.get_op(c).function_name, c)}
@@ -76,7 +75,7 @@ def module(package: Any, name: str) -> Iterator[str]:
         if f"{name}.{each}" in MODULES:
             yield f"[`{each}`]({name}.{each}.md) is a module of its own."
         else:
-            yield member(name, each, defined(found, each))
+            yield member(name, each, defined(read, each))
     if name == PACKAGE:
         yield "## Operators\n\nEach as a function and as a class, on its own page."
         yield "\n".join(map(operators_of, sorted(FAMILIES)))
@@ -115,9 +114,9 @@ def public(module: Any) -> list[str]:
 
 def defined(module: Any, name: str) -> Any:
     """Return the object that a public name of a module stands for."""
-    found = module.members.get(name)
-    if found is not None:
-        return found.final_target if found.is_alias else found
+    own = module.members.get(name)
+    if own is not None:
+        return own.final_target if own.is_alias else own
     (place,) = [each for each in definitions(module, name) if each.docstring]
     return place
 
@@ -133,16 +132,16 @@ def definitions(module: Any, name: str) -> Iterator[Any]:
             yield each
 
 
-def member(module: str, name: str, found: Any) -> str:
+def member(module: str, name: str, definition: Any) -> str:
     """Return the section of a public name."""
-    about = docstring(found.docstring.value if found.docstring else "")
+    about = docstring(definition.docstring.value if definition.docstring else "")
     head = f":module: {module}\n"
-    if found.is_class:
-        inner = "\n\n".join(members(found))
-        signed = constructor(found)
+    if definition.is_class:
+        inner = "\n\n".join(members(definition))
+        signed = constructor(definition)
         return f"``````{{py:class}} {name}{signed}\n{head}\n{about}\n\n{inner}\n``````"
-    if found.is_function:
-        return f"``````{{py:function}} {name}{signature(found)}\n{head}\n{about}\n``````"
+    if definition.is_function:
+        return f"``````{{py:function}} {name}{signature(definition)}\n{head}\n{about}\n``````"
     return f"``````{{py:data}} {name}\n{head}\n{about}\n``````"
 
 

@@ -39,11 +39,11 @@ const load = (...names) => names.forEach((name) => vm.runInContext(fs.readFileSy
 if (what === "search") {
   load("_static/documentation_options.js", "_static/doctools.js", "_static/language_data.js", "_static/sphinx_highlight.js", "_static/searchtools.js");
   load("searchindex.js");
-  const found = queries.map((query) => {
+  const results = queries.map((query) => {
     context.query = query;
     return vm.runInContext("Search._performSearch(...Search._parseQuery(query))", context).reverse();
   });
-  console.log(JSON.stringify(found.map((results) => results.map((result) => result[0]))));
+  console.log(JSON.stringify(results.map((each) => each.map((result) => result[0]))));
 } else {
   load("_static/measured.js", "_static/benchmarks.js");
   const tables = Object.entries(places).map(([id, place]) => {

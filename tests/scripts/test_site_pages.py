@@ -37,6 +37,7 @@ def test_pages_of_operators_are_in_no_folder_of_docs() -> None:
     assert not (ROOT / "docs" / "operators").exists()
 
 
+@pytest.mark.thorough
 def test_the_tour_is_a_script_too() -> None:
     pytest.importorskip("onnx", reason="its last part trains an ONNX model")
     command = [sys.executable, str(ROOT / "examples" / "tour.py")]
@@ -92,5 +93,5 @@ def test_names_of_every_module_are_known_without_importing_it() -> None:
             schemas = [door.operator.schema for door in module.DOORS.values()]
             assert api_pages.SCHEMAS.read_text("utf-8").splitlines() == schemas
         else:
-            found = package[name.removeprefix(f"{api_pages.PACKAGE}.")] if "." in name else package
-            assert sorted(api_pages.public(found)) == sorted(module.__all__)
+            read = package[name.removeprefix(f"{api_pages.PACKAGE}.")] if "." in name else package
+            assert sorted(api_pages.public(read)) == sorted(module.__all__)
