@@ -192,14 +192,30 @@ struct ScaledFp8 {
         return codes;
     }
 
+    // True if the block has an infinity, and F no code for it.
+    static __device__ __forceinline__ bool is_marked(const Elements& x) {
+        if constexpr (!F::MARKS_INFINITY) return false;
+        u32 there = 0;
+#pragma unroll
+        for (int i = 0; i < READ; ++i)
+            if (scaled_fp8::magnitude_of(to_acc(x.at[i])) == scaled_fp8::infinity_like(Acc<T>(0)))
+                there = 1;
+        return largest_of_block<BLOCK>(there) != 0;
+    }
+
     // All threads of a warp call it: the threads of a block of elements find its scale together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
         Magnitude largest = largest_of(x, false);
         const bool finite = !__any_sync(ALL_LANES, largest >= scaled_fp8::infinity_like(Acc<T>(0)));
-        if (!finite) largest = largest_of(x, true);
+        bool marked = false;
+        if (!finite) {
+            largest = largest_of(x, true);
+            marked = is_marked(x);
+        }
         Encoded encoded;
-        encoded.scale = scaled_fp8::scale_of<F>(largest);
-        const auto power = scaled_fp8::power_of_two(-encoded.scale, Acc<T>(0));
+        const int scale = scaled_fp8::scale_of<F>(largest);
+        encoded.scale = marked ? scaled_fp8::marked(scale) : scale;
+        const auto power = scaled_fp8::power_of_two(marked ? -scale - 1 : -scale, Acc<T>(0));
 #pragma unroll
         for (int word = 0; word < READ / 4; ++word)
             reinterpret_cast<u32*>(encoded.codes.at)[word] =
@@ -209,8 +225,16 @@ struct ScaledFp8 {
 
     // y[i] = (number of codes[i]) * 2^scale. decode_four is faster for E4M3 only.
     static __device__ __forceinline__ Vec<T, WRITE> decode(const Vec<u8, WRITE>& codes, int scale) {
-        const auto power = scaled_fp8::power_of_two(scale + F::UNSCALED, Acc<T>(0));
         Vec<T, WRITE> y;
+        if (F::MARKS_INFINITY && scaled_fp8::is_marked(scale)) {
+            const auto power =
+                scaled_fp8::power_of_two(scaled_fp8::unmarked(scale) + F::UNSCALED, Acc<T>(0));
+#pragma unroll
+            for (int i = 0; i < WRITE; ++i)
+                y.at[i] = scaled_fp8::decode_marked<F, T>(codes.at[i], power);
+            return y;
+        }
+        const auto power = scaled_fp8::power_of_two(scale + F::UNSCALED, Acc<T>(0));
         if constexpr (WRITE % 4 == 0 && F::AS_HALF < 8) {
 #pragma unroll
             for (int i = 0; i < WRITE; i += 4)
@@ -224,7 +248,8 @@ struct ScaledFp8 {
     }
 };
 
-// code = round(x / scale), an int8; scale = the block's largest magnitude / 127, a bfloat16.
+// code = round(x / scale), an int8; scale = the block's largest magnitude / 127, a bfloat16; of a
+// block that is not finite as scaled_int8.cuh says.
 // KEEP_SIGN: elements other than 0 that would round to 0 become 1 or -1.
 template <bool KEEP_SIGN>
 struct ScaledInt8 {
@@ -239,24 +264,65 @@ struct ScaledInt8 {
             narrow[i] = static_cast<float>(to_acc(x.at[i]));
             largest = max(largest, scaled_fp8::magnitude_of(narrow[i]));
         }
-        const u32 scale = scaled_int8::scale_of(largest_of_block<BLOCK>(largest));
-        const float inverse = scaled_int8::inverse_of(scale);
+        largest = largest_of_block<BLOCK>(largest);
+        if (__any_sync(ALL_LANES, largest >= scaled_int8::INFINITY_BITS)) {
+            u32 of_finite = 0;
+#pragma unroll
+            for (int i = 0; i < READ; ++i) {
+                const u32 magnitude = scaled_fp8::magnitude_of(narrow[i]);
+                if (magnitude < scaled_int8::INFINITY_BITS) of_finite = max(of_finite, magnitude);
+            }
+            of_finite = largest_of_block<BLOCK>(of_finite);
+            if (largest >= scaled_int8::INFINITY_BITS) return encode_nonfinite(x, of_finite);
+        }
+        constexpr int MOST = scaled_int8::LARGEST;
+        const u32 scale = scaled_int8::scale_of<MOST>(largest);
+        const float inverse = 1.0f / scaled_int8::value_of(scale);
         Encoded encoded;
         encoded.scale = static_cast<int>(scale);
 #pragma unroll
+        for (int i = 0; i < READ; ++i)
+            encoded.codes.at[i] =
+                static_cast<u8>(with_sign(scaled_int8::rounded<MOST>(narrow[i], inverse), x.at[i]));
+        return encoded;
+    }
+
+    // The same of a block with an infinity or a NaN; largest: of its finite elements.
+    static __device__ __forceinline__ Encoded encode_nonfinite(const Elements& x, u32 largest) {
+        constexpr int MOST = scaled_int8::LARGEST_BESIDE_NONFINITE;
+        const u32 scale = scaled_int8::scale_of<MOST>(largest);
+        const float inverse = 1.0f / scaled_int8::value_of(scale);
+        Encoded encoded;
+        encoded.scale = static_cast<int>(scale | scaled_int8::IS_NONFINITE);
+#pragma unroll
         for (int i = 0; i < READ; ++i) {
-            int code = scaled_int8::rounded(narrow[i], inverse);
-            if constexpr (KEEP_SIGN) {
-                const bool zero = scaled_fp8::magnitude_of(to_acc(x.at[i])) == 0;
-                if (code == 0 && !zero && inverse != 0) code = nan::sign_of(x.at[i]) ? -1 : 1;
-            }
+            const float narrow = static_cast<float>(to_acc(x.at[i]));
+            const u32 magnitude = scaled_fp8::magnitude_of(narrow);
+            int code = scaled_int8::CODE_OF_NAN;
+            if (magnitude == scaled_int8::INFINITY_BITS)
+                code = nan::sign_of(x.at[i]) ? -scaled_int8::CODE_OF_INFINITY
+                                             : scaled_int8::CODE_OF_INFINITY;
+            if (magnitude < scaled_int8::INFINITY_BITS)
+                code = with_sign(scaled_int8::rounded<MOST>(narrow, inverse), x.at[i]);
             encoded.codes.at[i] = static_cast<u8>(code);
         }
         return encoded;
     }
 
+    // KEEP_SIGN: 1 or -1 in place of a code 0 of x, unless x is 0.
+    static __device__ __forceinline__ int with_sign(int code, T x) {
+        const bool is_lost = KEEP_SIGN && code == 0 && scaled_fp8::magnitude_of(to_acc(x)) != 0;
+        return is_lost ? (nan::sign_of(x) ? -1 : 1) : code;
+    }
+
     static __device__ __forceinline__ Vec<T, WRITE> decode(const Vec<u8, WRITE>& codes, int scale) {
         Vec<T, WRITE> y;
+        if (scale < 0) {
+#pragma unroll
+            for (int i = 0; i < WRITE; ++i)
+                y.at[i] = scaled_int8::decode_nonfinite<T>(codes.at[i], scale);
+            return y;
+        }
 #pragma unroll
         for (int i = 0; i < WRITE; ++i) y.at[i] = scaled_int8::decode<T>(codes.at[i], scale);
         return y;

@@ -23,11 +23,6 @@ NEEDS = ("sign", "mask", "index", *VALUES)
 Policy = Callable[..., str | None]
 T = TypeVar("T")
 
-# A tile with an infinity or NaN decodes to NaN, so that loss scaling notices the overflow.
-OPTIONS: Mapping[str, Mapping[str, object]] = {
-    "msfp15": {"keep_nonfinite": True},
-    "msfp15_signed": {"keep_nonfinite": True},
-}
 LOSSLESS, HALF = "sparse", "pack16"
 WIDER_THAN_16_BITS = ("float32", "float64")
 EXACT = {"sign": "pack1", "mask": "pack1", "index": "index4"}
@@ -119,7 +114,8 @@ def coders(
 
     With TILES the encoder also returns measured numbers.
     """
-    row, options = get_codec(codec), OPTIONS.get(codec, {})
+    row = get_codec(codec)
+    options = row.defaults  # loss scaling notices an overflow by infinities and NaN
     if measure == TILES:
         encoder: Any = GistGuardedMsfp15Encoder.shared(grouping=grouping, **options)
     else:

@@ -23,7 +23,7 @@ from . import container
 from .numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from .table import Codec, describe, get_codec
 
-FORMAT = container.Format("packed array", version=2, longest_header=1 << 20)
+FORMAT = container.Format("packed array", version=3, longest_header=1 << 20)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,11 +146,14 @@ def compress(x: object, codec: str, **options: object) -> Packed:
 
     x: float32, float16, float64 or bfloat16 (bool too for "pack1", integers for "index4", any type
     for "sparse"), any shape, C-contiguous, NumPy (CPU provider), CuPy (CUDA provider) or anything
-    with `__dlpack__`. options: `keep_nonfinite` for "msfp15", `check` for "index4". Deterministic;
-    no copy between host and device. On a GPU a sparse codec's codes are in a buffer of
-    maximum size: `trimmed` cuts it. Raises ArgumentError and DtypeError.
+    with `__dlpack__`. options: `check` for "index4", `keep_nonfinite` for "msfp15" and
+    "msfp15_signed". Infinities and NaN are kept, and of a NaN its sign at most, by all codecs of
+    values; with keep_nonfinite=False a tile of eight with one becomes zeros, as ONNX Runtime's.
+    Deterministic; no copy between host and device. On a GPU a sparse codec's codes are in a buffer
+    of maximum size: `trimmed` cuts it. Raises ArgumentError and DtypeError.
     """
     row = get_codec(codec)
+    options = {**row.defaults, **options}
     encoder = row.encoding(**options)
     code = encoder(x)
     dtype, shape, is_numpy = _form(encoder.name, x)
@@ -263,6 +266,7 @@ def encode_in_parts(
 ) -> Packed:
     """Encode as `compress` does, part by part; raises what it does."""
     codec = get_codec(name)
+    options = {**codec.defaults, **options}
     if codec.leaves_room:  # a part's position in the codes depends on earlier values
         packed = compress(x, name, **options)
         advance(x.size)

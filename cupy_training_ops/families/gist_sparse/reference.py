@@ -47,8 +47,8 @@ def _fp10() -> Values:
 
 
 def _msfp15(keep_sign: bool = False) -> Values:
-    encode = partial(gist_pack_msfp15_encoder, keep_nonfinite=False, keep_sign=keep_sign)
-    decode = partial(gist_pack_msfp15_decoder, shape=None, keep_nonfinite=False)
+    encode = partial(gist_pack_msfp15_encoder, keep_nonfinite=True, keep_sign=keep_sign)
+    decode = partial(gist_pack_msfp15_decoder, shape=None, keep_nonfinite=True)
     return Values(MSFP15_GROUP, encode, lambda code, to: decode(code, to=to))
 
 
