@@ -19,7 +19,7 @@ from .errors import CHECK_FAILED, Failure
 from .inputs import file_type, open_arrays, why_left_out
 from .machine import array_library, computing, provider_option
 from .outputs import force_option
-from .parameter_types import OneOf
+from .parameter_types import OneOf, nonfinite_option
 from .report import (
     Plot,
     Tried,
@@ -73,7 +73,7 @@ def not_nan(_: click.Context, __: click.Parameter, value: float | None) -> float
 @click.option(
     "--max-abs", type=click.FloatRange(0), callback=not_nan, help="An error that none may exceed."
 )
-@click.option("--keep-nonfinite", is_flag=True, help="Let msfp15 make NaN of a tile it gives up.")
+@nonfinite_option
 @json_option
 @plot_option
 @force_option

@@ -103,7 +103,10 @@ class Norm:
         largest = max(self.largest, float(sizes.max(initial=0)))
         if largest:
             self.squares *= (self.largest / largest) ** 2
-            self.squares += float(np.sum(np.square(sizes / largest)))
+            if 2.0**-400 < largest < 2.0**400:  # squares neither overflow nor vanish
+                self.squares += float(np.einsum("i,i->", sizes, sizes)) / largest**2
+            else:
+                self.squares += float(np.sum(np.square(sizes / largest)))
             self.largest = largest
 
     def value(self) -> float:
@@ -142,9 +145,9 @@ class Measurement:
 
     def _add(self, x: Float64s, y: Float64s, dtype: Dtype) -> None:
         self._add_bound(~within_bound(self.codec, x, y, self.keep_nonfinite, dtype))
-        self._add_counts(x, y)
+        both = self._add_counts(x, y)
         if self.codec not in SIGN_CODECS:
-            self._add_errors(x, y)
+            self._add_errors(x, y, both)
         self.size += x.size
 
     def _add_bound(self, wrong: Mask) -> None:
@@ -153,13 +156,16 @@ class Measurement:
             self.first_violation = self.size + int(np.argmax(wrong))
         self.violations += count
 
-    def _add_counts(self, x: Float64s, y: Float64s) -> None:
-        """Add the counts of a part."""
+    def _add_counts(self, x: Float64s, y: Float64s) -> Mask:
+        """Add the counts of a part; return which values are finite on both sides."""
         zeros, finite = x == 0, np.isfinite(x)
-        self.zeros += int(np.count_nonzero(zeros))
-        self.zeros_kept += int(np.count_nonzero(zeros & (y == 0)))
-        self.nonfinite += int(np.count_nonzero(~finite))
-        gone = finite & ~np.isfinite(y)
+        n_zeros = int(np.count_nonzero(zeros))
+        self.zeros += n_zeros
+        if n_zeros:
+            self.zeros_kept += int(np.count_nonzero(zeros & (y == 0)))
+        self.nonfinite += x.size - int(np.count_nonzero(finite))
+        both = finite & np.isfinite(y)
+        gone = finite & ~both
         if gone.any():
             self.lost += int(np.count_nonzero(gone))
             self.overflowed += int(np.count_nonzero(gone & np.isinf(y)))
@@ -167,10 +173,10 @@ class Measurement:
             lost = _is_lost(_largest_of_tile(np.abs(x)))
             if lost.any():
                 self.dropped += int(np.count_nonzero(finite & _of_elements(lost, x.size)))
+        return both
 
-    def _add_errors(self, x: Float64s, y: Float64s) -> None:
+    def _add_errors(self, x: Float64s, y: Float64s, both: Mask) -> None:
         """Add errors and norms of the values that are finite on both sides."""
-        both = np.isfinite(x) & np.isfinite(y)
         if not both.all():
             x, y = x[both], y[both]
         error = np.abs(y - x)

@@ -75,7 +75,7 @@ class Packed:
         out: an array of its dtype and shape to write into, C-contiguous, on that device.
         Deterministic; no copy between host and device. Raises ArgumentError and DtypeError.
         """
-        return self._decoder()(self.code, out=out)
+        return self.decoder()(self.code, out=out)
 
     def trimmed(self, nbytes: int | None = None) -> Packed:
         """Return this array with its codes cut to their length, for sparse codecs on a GPU.
@@ -114,9 +114,7 @@ class Packed:
             stored = loaded.member("code")
             codec, dtype, shape, options = _read_header(file, loaded.header, stored)
             code = stored.read()
-        flaw = _decoder(codec, dtype, shape, options).flaw(code)
-        if flaw:
-            raise ArgumentError(f"{file}: damaged packed array: {flaw}")
+        refuse_flaw(str(file), _decoder(codec, dtype, shape, options), code)
         return cls(codec, dtype, shape, code if provider == "cpu" else _from_host(code), options)
 
     def _length(self) -> int:
@@ -137,7 +135,8 @@ class Packed:
             refuse("Packed", "nbytes", f"0 to {self.nbytes} bytes", shown(length))
         return length
 
-    def _decoder(self) -> Decoder:
+    def decoder(self) -> Decoder:
+        """Return the operator that decodes the codes."""
         return _decoder(self.codec, self.dtype, self.shape, self.options)
 
 
@@ -163,6 +162,13 @@ def compress(x: object, codec: str, **options: object) -> Packed:
         codec=codec, dtype=dtype_name(dtype), shape=shape, code=code, options=of_decoder
     )
     return packed.trimmed() if is_numpy else packed
+
+
+def refuse_flaw(file: str, decoder: Decoder, code: HostArray) -> None:
+    """Refuse codes that no encoder makes."""
+    flaw = decoder.flaw(code)
+    if flaw:
+        raise ArgumentError(f"{file}: damaged packed array: {flaw}")
 
 
 def _form(op: str, x: object) -> tuple[Dtype, Shape, bool]:

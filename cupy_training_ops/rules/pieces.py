@@ -73,3 +73,17 @@ def column_sums(x: HostArray) -> HostArray:
         x = x[:half] + x[half : 2 * half]
         x[:1] += rest if len(rest) else 0
     return np.asarray(x.sum(0, dtype=FLOAT64))
+
+
+def log_of_lines(x: HostArray, y: HostArray, kind: Dtype) -> HostArray:
+    """Return the logarithm of the softmax along axis 1, in the memory of `below_zero`."""
+    logs = below_zero(x, y, kind)
+    logs -= np.log(line_sums(np.exp(logs)))
+    return logs
+
+
+def below_zero(x: HostArray, y: HostArray, kind: Dtype) -> HostArray:
+    """Return x minus its maximum along axis 1, in `kind`: in y's memory if y is of that type."""
+    numbers = x.astype(kind, copy=False)
+    largest = numbers.max(1, keepdims=True, initial=-np.inf)
+    return np.asarray(np.subtract(numbers, largest, out=place_for(y, numbers.dtype)))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...dtypes import FLOAT32, FLOAT64, Dtype, HostArray
-from ...rules.pieces import PIECE, column_sums, line_sums, working_type
+from ...rules.pieces import PIECE, column_sums, working_type
 from ...rules.widening import cast, in_range, quiet, round_number
 
 _LEAST = 1e-30  # a variance that float32's squares add up to with all digits

@@ -13,9 +13,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...dtypes import FLOAT64, Dtype, HostArray
-from ...rules.pieces import line_sums, pieces, place_for, put, working_type
+from ...rules.pieces import (
+    below_zero,
+    line_sums,
+    log_of_lines,
+    pieces,
+    place_for,
+    put,
+    working_type,
+)
 from ...rules.widening import cast, in_range, quiet
-from ..softmax.reference import below_zero, log_of_lines
 
 _Pair = tuple[HostArray, HostArray]
 
@@ -286,7 +293,7 @@ class _Rows:
         divisor = self.weights.sum() if reduction == "mean" else 1.0
         scale = _slope(dy, self.weights.shape, reduction) * self.weights / divisor
         zero = (self.weights == 0) | (divisor == 0)
-        if not (zero | self.outside).any() and (scale == scale.ravel()[:1]).all():
+        if not (zero | self.outside).any() and (scale.ravel() == scale.ravel()[:1]).all():
             return scale.ravel()[:1]  # a number is faster than one for each line
         self.special = (zero | self.outside).reshape(-1)
         return np.where(self.outside, np.nan, np.where(zero, 0, scale)).reshape(-1)

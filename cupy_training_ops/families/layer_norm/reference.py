@@ -140,7 +140,8 @@ def _normalize(
     """Y, mean and inv_std."""
     y = np.empty((rows.n_rows, rows.length), scale.dtype)
     mean, inv_std = np.zeros((rows.n_rows, 1)), np.empty((rows.n_rows, 1))
-    wide_scale, shift = _wide(scale).reshape(-1), 0 if bias is None else _wide(bias).reshape(-1)
+    wide_scale = _wide(scale).reshape(-1)
+    shift = np.zeros(1) if bias is None else _wide(bias).reshape(-1)
     eps = float(round_number(epsilon, x.dtype))
     matrix = rows.matrix(x)
     for piece in rows.pieces():

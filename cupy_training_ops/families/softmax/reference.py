@@ -7,8 +7,16 @@ import math
 
 import numpy as np
 
-from ...dtypes import Dtype, HostArray
-from ...rules.pieces import line_sums, pieces, place_for, put, working_type
+from ...dtypes import HostArray
+from ...rules.pieces import (
+    below_zero,
+    line_sums,
+    log_of_lines,
+    pieces,
+    place_for,
+    put,
+    working_type,
+)
 from ...rules.widening import quiet
 
 
@@ -62,20 +70,6 @@ def softmax_grad(dy: HostArray, y: HostArray, *, axis: int) -> HostArray:
 
 def log_softmax_grad(dy: HostArray, x: HostArray, *, axis: int) -> HostArray:
     return log_softmax_grad_13(_rows(dy, axis), _rows(x, axis), axis=-1).reshape(dy.shape)
-
-
-def log_of_lines(x: HostArray, y: HostArray, kind: Dtype) -> HostArray:
-    """The logarithm of the softmax along axis 1, as `below_zero`."""
-    logs = below_zero(x, y, kind)
-    logs -= np.log(line_sums(np.exp(logs)))
-    return logs
-
-
-def below_zero(x: HostArray, y: HostArray, kind: Dtype) -> HostArray:
-    """x minus its maximum along axis 1, of type `kind`: in y's memory if y is of that type."""
-    numbers = x.astype(kind, copy=False)
-    largest = numbers.max(1, keepdims=True, initial=-np.inf)
-    return np.asarray(np.subtract(numbers, largest, out=place_for(y, numbers.dtype)))
 
 
 def _rows(x: HostArray, axis: int) -> HostArray:
