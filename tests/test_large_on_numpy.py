@@ -157,7 +157,7 @@ def test_a_large_result_is_no_copy_and_no_view_of_an_input(rng) -> None:
     np.testing.assert_array_equal(out, y)
 
 
-def test_dropped_are_zeros_whatever_they_were(rng) -> None:
+def test_dropped_are_zeros_whatever_they_were() -> None:
     x = np.full((400, 300), NAN, FLOAT32)
     y, mask = cto.dropout(x, 0.4, True, seed=3)
     assert (y[~mask] == 0).all()

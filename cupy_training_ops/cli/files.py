@@ -23,7 +23,7 @@ from ..codecs.packed import PART, Advance, decode_in_parts, encode_in_parts
 from ..codecs.packed_file import Item, Kept, PackedFile
 from ..codecs.safetensors_file import Tensor, type_name
 from ..dtypes import BFLOAT16, dtype_name, to_dtype
-from ..errors import DtypeError, cut, printable
+from ..errors import ArgumentError, DtypeError, cut, printable
 from .errors import Failure
 from .inputs import (
     Member,
@@ -94,7 +94,8 @@ def _write_elements(stream: IO[bytes], item: Item, advance: Advance) -> None:
             stream.write(part.view(np.uint8).data)
     else:
         array = item.array()
-        write_header(stream, array.shape, array.dtype)
+        is_fp8 = array.dtype in safetensors_file.FP8.values()
+        write_header(stream, array.shape, np.dtype("V1") if is_fp8 else array.dtype)
         stream.write(item.content.data)
 
 
@@ -298,6 +299,9 @@ def _encode_all(
     """Write a packed file of all members; with `named` those that cannot be coded are refused."""
     items: dict[str, Item] = {}
     metadata: dict[str, str] = {}
+    if kind == ".safetensors":
+        with naming((out,)):
+            _refuse_types(members, coding)
     for member in members:
         if member.name in items:
             raise Failure(f"{out}: two arrays are called {member.name!r}; expected different names")
@@ -312,6 +316,17 @@ def _encode_all(
     kept = f", {len(items) - coded} as they are" if coded < len(items) else ""
     arrays = f"{coding.codec} of {coded} array{'s' * (coded != 1)}{kept}"
     say_done(out, f"{arrays}, {before} to {after} bytes, ratio {ratio:.1f}")
+
+
+def _refuse_types(members: Sequence[Member], coding: Coding) -> None:
+    """Refuse arrays of types that `.safetensors` lacks."""
+    for member in members:
+        dtype = member.dtype(coding.raw)
+        if dtype is not None and not isinstance(member.unread, Tensor):
+            try:
+                type_name(dtype)
+            except ArgumentError as error:
+                raise Failure(f"{cut(member.name)}: {error}") from None
 
 
 def _item(member: Member, coding: Coding, named: bool) -> Item:
@@ -445,7 +460,7 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
             elif isinstance(content, PackedFile):
                 for name, item in content.items.items():
                     if isinstance(item, Packed):
-                        lines.write("packed", file=file, array=name, **_packed_fields(item))
+                        lines.write("packed", file=file, **_packed_fields(item, name))
                     else:
                         lines.write("array", file=file, **_kept_fields(name, item))
             else:
@@ -496,8 +511,9 @@ def _packed_lines(packed: Packed) -> Iterator[str]:
         yield from wrap(f"{name:8} {text}", 76)
 
 
-def _packed_fields(packed: Packed) -> dict[str, Any]:
+def _packed_fields(packed: Packed, name: str | None = None) -> dict[str, Any]:
     return {
+        "array": name,
         "codec": packed.codec,
         "options": packed.options,
         "dtype": packed.dtype,

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -97,11 +97,20 @@ class Settings:
         return {"keep_nonfinite": self.keep_nonfinite} if "keep_nonfinite" in known else {}
 
 
+class Named(Protocol):
+    """A way to compress: a codec, or another library's."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def bits(self) -> float: ...
+
+
 @dataclass(frozen=True)
 class Refusal:
     """A codec that does not take the array's dtype, and why."""
 
-    codec: Codec
+    codec: Named
     note: str
     verdict = "unsupported"
 
@@ -115,7 +124,7 @@ class Refusal:
 class Trial:
     """A codec that was tried. broken: outside its bound, in words; missed: below the quality."""
 
-    codec: Codec
+    codec: Named
     nbytes: int
     ratio: float
     encode_s: float
@@ -379,7 +388,8 @@ def recommend(trials: Sequence[Trial], quality: Quality) -> Recommendation:
 
     Codecs of the sign alone are never recommended: no figure says if that is enough.
     """
-    values = [t for t in trials if keeps_values(t.fidelity) or t.fidelity.lost]
+    own = [t for t in trials if isinstance(t.codec, Codec)]
+    values = [t for t in own if keeps_values(t.fidelity) or t.fidelity.lost]
     smaller = [m for m in values if m.ratio > 1]
     good = [m for m in smaller if not m.fidelity.violations and not quality.shortfall(m.fidelity)]
     if not good:

@@ -167,7 +167,9 @@ def _counts(mask: HostArray, tile: int) -> HostArray:
 def _runs(counts: HostArray, begins: HostArray) -> Iterator[tuple[slice, slice]]:
     """Yield where each tile's values are among all values, and among those of whole groups."""
     ends = np.cumsum(counts)
-    for first, last, begin in zip(*(a.tolist() for a in (ends - counts, ends, begins)), strict=True):
+    for first, last, begin in zip(
+        *(a.tolist() for a in (ends - counts, ends, begins)), strict=True
+    ):
         yield slice(first, last), slice(begin, begin + last - first)
 
 
@@ -175,4 +177,4 @@ def _has_bits(flat: HostArray) -> HostArray:
     """True for each element of which any bit is 1."""
     if flat.itemsize <= 8:
         return np.asarray(flat.view(f"u{flat.itemsize}") != 0)
-    return np.any(flat.view(np.uint8).reshape(flat.size, -1), axis=1)
+    return np.asarray(np.any(flat.view(np.uint8).reshape(flat.size, -1), axis=1))
