@@ -13,8 +13,9 @@ from typing import Any
 import click
 import numpy as np
 
-import cupy_training_ops as cto
-
+from ..codecs import compress
+from ..optimizers import AdamW
+from ..registry import function
 from .machine import array_library, computing, provider_option
 from .report import duration
 from .terminal import JsonLines, align, json_option, progress, say, wrap
@@ -23,6 +24,16 @@ from .trial import seconds
 CLASSES = 1024  # elements of a row
 ROWS = {"cpu": 4096, "cuda": 65_536}
 COPY = "copy"
+OPERATORS = (
+    "cross_entropy_loss_and_grad",
+    "dropout",
+    "gelu",
+    "gelu_grad",
+    "layer_normalization",
+    "layer_normalization_grad",
+    "softmax",
+    "softmax_grad_13",
+)
 HEADINGS = ("", "ms", "GB/s", "of a copy", "PyTorch ms", "PyTorch / ours")
 Call = Callable[[], Any]
 
@@ -39,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of a case."""
+    """Times of a case."""
 
     name: str
     nbytes: int
@@ -141,6 +152,7 @@ def _measured(cases: Any, xp: Any) -> Iterator[Row]:
 
 def _cases(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[Case]:
     rng = np.random.default_rng(0)
+    of = {name: function(name) for name in OPERATORS}
     shape = (rows, CLASSES)
     x, dy = (xp.asarray(rng.standard_normal(shape, np.float32)) for _ in range(2))
     scale, bias = xp.ones(CLASSES, np.float32), xp.zeros(CLASSES, np.float32)
@@ -153,27 +165,27 @@ def _cases(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[Case]:
         return Case(name, call, nbytes, peers.get(name))
 
     yield case(COPY, lambda: xp.copyto(out, x), 2 * one)
-    yield case("gelu", lambda: cto.gelu(x, out=out), 2 * one)
-    yield case("gelu_grad", lambda: cto.gelu_grad(dy, x, out=out), 3 * one)
-    yield case("softmax", lambda: cto.softmax(x, out=out), 2 * one)
-    y = cto.softmax(x)
-    yield case("softmax_grad_13", lambda: cto.softmax_grad_13(dy, y, out=out), 3 * one)
-    yield case("layer_normalization", lambda: cto.layer_normalization(x, scale, bias), 2 * one)
-    _, mean, inv_std = cto.layer_normalization(x, scale, bias)
+    yield case("gelu", lambda: of["gelu"](x, out=out), 2 * one)
+    yield case("gelu_grad", lambda: of["gelu_grad"](dy, x, out=out), 3 * one)
+    yield case("softmax", lambda: of["softmax"](x, out=out), 2 * one)
+    y = of["softmax"](x)
+    yield case("softmax_grad_13", lambda: of["softmax_grad_13"](dy, y, out=out), 3 * one)
+    yield case("layer_normalization", lambda: of["layer_normalization"](x, scale, bias), 2 * one)
+    _, mean, inv_std = of["layer_normalization"](x, scale, bias)
     given = (dy, x, scale, mean, inv_std)
-    yield case("layer_normalization_grad", lambda: cto.layer_normalization_grad(*given), 3 * one)
+    yield case("layer_normalization_grad", lambda: of["layer_normalization_grad"](*given), 3 * one)
     yield case(
         "cross_entropy_loss_and_grad",
-        lambda: cto.cross_entropy_loss_and_grad(x, labels),
+        lambda: of["cross_entropy_loss_and_grad"](x, labels),
         2 * one,
     )
-    yield case("dropout", lambda: cto.dropout(x, 0.1, True, seed=1), 2 * one + x.size)
-    optimizer = cto.AdamW([other])
+    yield case("dropout", lambda: of["dropout"](x, 0.1, True, seed=1), 2 * one + x.size)
+    optimizer = AdamW([other])
     yield case("AdamW.step", lambda: optimizer.step([dy]), 7 * one)
     for codec in ("pack16", "msfp15_signed", "int8_signed"):
-        packed = cto.compress(x, codec)
+        packed = compress(x, codec)
         moved = one + packed.nbytes
-        yield case(f"compress {codec}", partial(cto.compress, x, codec), moved)
+        yield case(f"compress {codec}", partial(compress, x, codec), moved)
         yield case(f"decompress {codec}", partial(packed.decompress, out=out), moved)
 
 

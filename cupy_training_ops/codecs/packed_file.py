@@ -61,7 +61,7 @@ class Kept:
 
     @property
     def original_nbytes(self) -> int:
-        """The same."""
+        """Bytes of the array, which is not coded."""
         return self.nbytes
 
     def array(self) -> NumpyArray:

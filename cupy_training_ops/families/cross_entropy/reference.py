@@ -289,7 +289,7 @@ class _Rows:
         return cast(_reduce(losses, self.weights, reduction), out)
 
     def _scale(self, dy: HostArray, reduction: str) -> HostArray:
-        """What the gradients of rows are multiplied by: one number if it is the same for all."""
+        """Factors of the gradients of rows: one number if it is the same for all."""
         divisor = self.weights.sum() if reduction == "mean" else 1.0
         scale = _slope(dy, self.weights.shape, reduction) * self.weights / divisor
         zero = (self.weights == 0) | (divisor == 0)
