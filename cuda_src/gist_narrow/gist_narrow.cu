@@ -161,30 +161,15 @@ struct ScaledFp8 {
     static constexpr int BLOCK = facts::gist_narrow::BLOCK;
     using Magnitude = decltype(scaled_fp8::magnitude_of(Acc<T>(0)));
 
-    // The block's largest magnitude, as bits; leave_out: of its finite elements only.
-    static __device__ __forceinline__ Magnitude largest_of(const Elements& x, bool leave_out) {
-        const Magnitude infinity = scaled_fp8::infinity_like(Acc<T>(0));
-        Magnitude largest = 0;
-#pragma unroll
-        for (int i = 0; i < READ; ++i) {
-            const Magnitude magnitude = scaled_fp8::magnitude_of(to_acc(x.at[i]));
-            if (!leave_out || magnitude < infinity) largest = max(largest, magnitude);
-        }
-        return largest_of_block<BLOCK>(largest);
-    }
-
-    // Byte j = the code of x[j], j < 4; power = 2^-scale. The conversions to four codes at once are
-    // from float, and not for infinity or NaN.
+    // Byte j = the code of x[j], j < 4; power = 2^-scale. The conversion to four codes at once is
+    // from float; all are finite.
     static __device__ __forceinline__ u32 four_codes(const T* x,
-                                                     const scaled_fp8::Power<Acc<T>>& power,
-                                                     bool finite) {
+                                                     const scaled_fp8::Power<Acc<T>>& power) {
         if constexpr (ARE_SAME<Acc<T>, float>) {
-            if (finite) {
-                float scaled[4];
+            float scaled[4];
 #pragma unroll
-                for (int j = 0; j < 4; ++j) scaled[j] = scaled_fp8::times(to_acc(x[j]), power);
-                return scaled_fp8::codes_of<F>(scaled);
-            }
+            for (int j = 0; j < 4; ++j) scaled[j] = scaled_fp8::times(to_acc(x[j]), power);
+            return scaled_fp8::codes_of<F>(scaled);
         }
         u32 codes = 0;
 #pragma unroll
@@ -192,34 +177,44 @@ struct ScaledFp8 {
         return codes;
     }
 
-    // True if the block has an infinity, and F no code for it.
-    static __device__ __forceinline__ bool is_marked(const Elements& x) {
-        if constexpr (!F::MARKS_INFINITY) return false;
-        u32 there = 0;
-#pragma unroll
-        for (int i = 0; i < READ; ++i)
-            if (scaled_fp8::magnitude_of(to_acc(x.at[i])) == scaled_fp8::infinity_like(Acc<T>(0)))
-                there = 1;
-        return largest_of_block<BLOCK>(there) != 0;
-    }
-
     // All threads of a warp call it: the threads of a block of elements find its scale together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
-        Magnitude largest = largest_of(x, false);
-        const bool finite = !__any_sync(ALL_LANES, largest >= scaled_fp8::infinity_like(Acc<T>(0)));
-        bool marked = false;
-        if (!finite) {
-            largest = largest_of(x, true);
-            marked = is_marked(x);
-        }
+        Magnitude largest = 0;
+#pragma unroll
+        for (int i = 0; i < READ; ++i)
+            largest = max(largest, scaled_fp8::magnitude_of(to_acc(x.at[i])));
+        largest = largest_of_block<BLOCK>(largest);
+        if (__any_sync(ALL_LANES, largest >= scaled_fp8::infinity_like(Acc<T>(0))))
+            return encode_nonfinite(x);
         Encoded encoded;
-        const int scale = scaled_fp8::scale_of<F>(largest);
-        encoded.scale = marked ? scaled_fp8::marked(scale) : scale;
-        const auto power = scaled_fp8::power_of_two(marked ? -scale - 1 : -scale, Acc<T>(0));
+        encoded.scale = scaled_fp8::scale_of<F>(largest);
+        const auto power = scaled_fp8::power_of_two(-encoded.scale, Acc<T>(0));
 #pragma unroll
         for (int word = 0; word < READ / 4; ++word)
-            reinterpret_cast<u32*>(encoded.codes.at)[word] =
-                four_codes(x.at + 4 * word, power, finite);
+            reinterpret_cast<u32*>(encoded.codes.at)[word] = four_codes(x.at + 4 * word, power);
+        return encoded;
+    }
+
+    // The same where a block of the warp has an infinity or a NaN. It is called, and indexes x in
+    // loops, so that it costs the others no registers.
+    static __device__ __noinline__ Encoded encode_nonfinite(Elements x) {
+        const Magnitude infinity = scaled_fp8::infinity_like(Acc<T>(0));
+        Magnitude largest = 0;
+        u32 infinite = 0;
+#pragma unroll 1
+        for (int i = 0; i < READ; ++i) {
+            const Magnitude magnitude = scaled_fp8::magnitude_of(to_acc(x.at[i]));
+            if (magnitude < infinity) largest = max(largest, magnitude);
+            if (magnitude == infinity) infinite = 1;
+        }
+        const int scale = scaled_fp8::scale_of<F>(largest_of_block<BLOCK>(largest));
+        const bool marked = largest_of_block<BLOCK>(infinite) != 0 && F::MARKS_INFINITY;
+        const auto power = scaled_fp8::power_of_two(marked ? -scale - 1 : -scale, Acc<T>(0));
+        Encoded encoded;
+        encoded.scale = marked ? scaled_fp8::marked(scale) : scale;
+#pragma unroll 1
+        for (int i = 0; i < READ; ++i)
+            encoded.codes.at[i] = static_cast<u8>(scaled_fp8::encode<F>(x.at[i], power));
         return encoded;
     }
 
@@ -265,16 +260,8 @@ struct ScaledInt8 {
             largest = max(largest, scaled_fp8::magnitude_of(narrow[i]));
         }
         largest = largest_of_block<BLOCK>(largest);
-        if (__any_sync(ALL_LANES, largest >= scaled_int8::INFINITY_BITS)) {
-            u32 of_finite = 0;
-#pragma unroll
-            for (int i = 0; i < READ; ++i) {
-                const u32 magnitude = scaled_fp8::magnitude_of(narrow[i]);
-                if (magnitude < scaled_int8::INFINITY_BITS) of_finite = max(of_finite, magnitude);
-            }
-            of_finite = largest_of_block<BLOCK>(of_finite);
-            if (largest >= scaled_int8::INFINITY_BITS) return encode_nonfinite(x, of_finite);
-        }
+        if (__any_sync(ALL_LANES, largest >= scaled_int8::INFINITY_BITS))
+            return encode_nonfinite(x, largest);
         constexpr int MOST = scaled_int8::LARGEST;
         const u32 scale = scaled_int8::scale_of<MOST>(largest);
         const float inverse = 1.0f / scaled_int8::value_of(scale);
@@ -287,14 +274,24 @@ struct ScaledInt8 {
         return encoded;
     }
 
-    // The same of a block with an infinity or a NaN; largest: of its finite elements.
-    static __device__ __forceinline__ Encoded encode_nonfinite(const Elements& x, u32 largest) {
-        constexpr int MOST = scaled_int8::LARGEST_BESIDE_NONFINITE;
-        const u32 scale = scaled_int8::scale_of<MOST>(largest);
+    // The same where a block of the warp has an infinity or a NaN; largest: of the thread's block.
+    // It is called, and indexes x in loops, so that it costs the others no registers.
+    static __device__ __noinline__ Encoded encode_nonfinite(Elements x, u32 largest) {
+        const bool is_finite = largest < scaled_int8::INFINITY_BITS;
+        u32 of_finite = 0;
+#pragma unroll 1
+        for (int i = 0; i < READ; ++i) {
+            const u32 magnitude = scaled_fp8::magnitude_of(static_cast<float>(to_acc(x.at[i])));
+            if (magnitude < scaled_int8::INFINITY_BITS) of_finite = max(of_finite, magnitude);
+        }
+        of_finite = largest_of_block<BLOCK>(of_finite);
+        constexpr int ALONE = scaled_int8::LARGEST, BESIDE = scaled_int8::LARGEST_BESIDE_NONFINITE;
+        const u32 scale = is_finite ? scaled_int8::scale_of<ALONE>(of_finite)
+                                    : scaled_int8::scale_of<BESIDE>(of_finite);
         const float inverse = 1.0f / scaled_int8::value_of(scale);
         Encoded encoded;
-        encoded.scale = static_cast<int>(scale | scaled_int8::IS_NONFINITE);
-#pragma unroll
+        encoded.scale = static_cast<int>(is_finite ? scale : scale | scaled_int8::IS_NONFINITE);
+#pragma unroll 1
         for (int i = 0; i < READ; ++i) {
             const float narrow = static_cast<float>(to_acc(x.at[i]));
             const u32 magnitude = scaled_fp8::magnitude_of(narrow);
@@ -303,7 +300,9 @@ struct ScaledInt8 {
                 code = nan::sign_of(x.at[i]) ? -scaled_int8::CODE_OF_INFINITY
                                              : scaled_int8::CODE_OF_INFINITY;
             if (magnitude < scaled_int8::INFINITY_BITS)
-                code = with_sign(scaled_int8::rounded<MOST>(narrow, inverse), x.at[i]);
+                code = with_sign(is_finite ? scaled_int8::rounded<ALONE>(narrow, inverse)
+                                           : scaled_int8::rounded<BESIDE>(narrow, inverse),
+                                 x.at[i]);
             encoded.codes.at[i] = static_cast<u8>(code);
         }
         return encoded;
