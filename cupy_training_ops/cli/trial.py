@@ -326,7 +326,8 @@ class Summary:
 
     def add(self, subject: Subject, trials: Sequence[Trial]) -> OneArray:
         """Add an array."""
-        array, advice = subject.array, recommend(trials, self.quality)
+        array, own = subject.array, [trial for trial in trials if isinstance(trial.codec, Codec)]
+        advice = recommend(own, self.quality)
         added = OneArray(subject.name, array.size, array.nbytes, trials, advice)
         self.arrays.append(added)
         return added
@@ -388,8 +389,7 @@ def recommend(trials: Sequence[Trial], quality: Quality) -> Recommendation:
 
     Codecs of the sign alone are never recommended: no figure says if that is enough.
     """
-    own = [t for t in trials if isinstance(t.codec, Codec)]
-    values = [t for t in own if keeps_values(t.fidelity) or t.fidelity.lost]
+    values = [t for t in trials if keeps_values(t.fidelity) or t.fidelity.lost]
     smaller = [m for m in values if m.ratio > 1]
     good = [m for m in smaller if not m.fidelity.violations and not quality.shortfall(m.fidelity)]
     if not good:
