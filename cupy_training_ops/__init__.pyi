@@ -364,9 +364,11 @@ def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "
 
     x: float32, float16, float64 or bfloat16 (bool too for "pack1", integers for "index4", any type
     for "sparse"), any shape, C-contiguous, NumPy (CPU provider), CuPy (CUDA provider) or anything
-    with `__dlpack__`. options: `keep_nonfinite` for "msfp15", `check` for "index4". Deterministic;
-    no copy between host and device. On a GPU a sparse codec's codes are in a buffer of
-    maximum size: `trimmed` cuts it. Raises ArgumentError and DtypeError.
+    with `__dlpack__`. options: `check` for "index4", `keep_nonfinite` for "msfp15" and
+    "msfp15_signed". Infinities and NaN are kept, and of a NaN its sign at most, by all codecs of
+    values; with keep_nonfinite=False a tile of eight with one becomes zeros, as ONNX Runtime's.
+    Deterministic; no copy between host and device. On a GPU a sparse codec's codes are in a buffer
+    of maximum size: `trimmed` cuts it. Raises ArgumentError and DtypeError.
 
     codecs
       binarize       8-bit values: 1 if x > 0 else 0, one byte
@@ -378,9 +380,9 @@ def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "
       pack16         16-bit values: float16, round to nearest even
                      error at most: 2^-11 |x| from 2^-14, 2^-25 below; infinity from 65520
       msfp15         8-bit values: (-1)^s M 2^(E - 132), M of 6 bits, E shared by 8 values
-                     error at most: 2^-6 2^E of the tile, twice that where M saturates; below 2^-126 zero
+                     error at most: 2^-6 2^E of the tile, twice that where M saturates, 2^-4 beside infinity and NaN; below 2^-126 zero
       msfp15_signed  8-bit values: msfp15, but what is not zero has M >= 1 and keeps its sign
-                     error at most: 2^-5 2^E of the tile
+                     error at most: 2^-5 2^E of the tile, 2^-3 beside infinity and NaN
       sparse         1-bit values: one bit, and the element where any of its bits is 1
                      error at most: every bit is kept; as it is where that takes no more bytes
       sparse_fp10    1-bit values: one bit, and FP10 where any bit is 1
@@ -392,18 +394,18 @@ def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "
       index4         4-bit values: x mod 16, two in a byte, the first in the lower half
                      error at most: 0 to 15 are exact; check=True refuses others
       block_e4m3     8.125-bit values: FP8 E4M3 of x / 2^s, s shared by 128 values; round to nearest even
-                     error at most: 2^-4 |x| from 2^(s - 6), 2^(s - 10) below; infinity becomes NaN
+                     error at most: 2^-4 |x| from 2^(s - 6), 2^(s - 10) below
       block_e5m2     8.125-bit values: FP8 E5M2 of x / 2^s, s shared by 128 values; round to nearest even
                      error at most: 2^-3 |x| from 2^(s - 14), 2^(s - 17) below
       int8           8.5-bit values: x / s rounded to an integer, s = max |x| / 127 shared by 32 values
-                     error at most: 0.51 s, and half a unit in the last place; what is not finite makes its block NaN
+                     error at most: 0.51 s, and half a unit in the last place
       int8_signed    8.5-bit values: int8, but what is not zero has a code of 1 at least and keeps its sign
                      error at most: that of int8, s below s / 2
     """
 @overload
-def compress(x: _Array, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False) -> Packed: ...
+def compress(x: _Array, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = True, keep_sign: _Boolean = False) -> Packed: ...
 @overload
-def compress(x: _Array, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = False) -> Packed: ...
+def compress(x: _Array, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = True) -> Packed: ...
 @overload
 def compress(x: _Array, codec: Literal["sparse_msfp15", "int8"], *, keep_sign: _Boolean = False) -> Packed: ...
 @overload

@@ -18,20 +18,37 @@ from .facts import KEY_STEP_0, KEY_STEP_1, MULTIPLIER_0, MULTIPLIER_2, N_WORDS, 
 State = Sequence[int]  # seed and offset, each of 64 bits
 
 DEFAULT_RATIO = 0.5
-PIECE = 2**15  # elements whose words stay in the cache while they are made
+PIECE = 2**16  # elements whose words stay in the cache while they are made
 _LOW = 2**32 - 1
 _SHIFT, _MASK = np.uint64(32), np.uint64(_LOW)
 
 
 def block(counter: Sequence[HostArray | int], key: tuple[int, int]) -> list[HostArray]:
     """The four words of each counter, in the lower halves of 64 bits."""
+    return [word & _MASK for word in _rounds(counter, key)]
+
+
+def _rounds(counter: Sequence[HostArray | int], key: tuple[int, int]) -> Sequence[HostArray]:
+    """The four words of each counter, above which there may be other bits.
+
+    Words 0 and 2 stand in one array, words 1 and 3 in another, so that a step is one call of NumPy.
+    A round gives a new word 2 from word 0 and a new word 0 from word 2: they change places.
+    """
     c = [np.asarray(word, np.uint64) for word in counter]
+    shape = (2, *np.broadcast_shapes(*(word.shape for word in c)))
+    even, odd, product = (np.empty(shape, np.uint64) for _ in range(3))
+    even[0], even[1], odd[0], odd[1] = c[0], c[2], c[1], c[3]
+    column = (2, *[1] * (len(shape) - 1))
+    multipliers = np.array([MULTIPLIER_0, MULTIPLIER_2], np.uint64).reshape(column)
     for number in range(ROUNDS):
-        steps = KEY_STEP_0, KEY_STEP_1
-        keys = [np.uint64((k + number * step) & _LOW) for k, step in zip(key, steps, strict=True)]
-        a, b = np.uint64(MULTIPLIER_0) * c[0], np.uint64(MULTIPLIER_2) * c[2]
-        c = [(b >> _SHIFT) ^ c[1] ^ keys[0], b & _MASK, (a >> _SHIFT) ^ c[3] ^ keys[1], a & _MASK]
-    return c
+        keys = [(key[0] + number * KEY_STEP_0) & _LOW, (key[1] + number * KEY_STEP_1) & _LOW]
+        own = np.array(keys if number % 2 else keys[::-1], np.uint64).reshape(column)
+        np.multiply(even, multipliers if number % 2 == 0 else multipliers[::-1], out=product)
+        np.right_shift(product, _SHIFT, out=even)
+        even ^= odd[::-1]
+        even ^= own
+        np.bitwise_and(product, _MASK, out=odd)
+    return even[0], product[0], even[1], product[1]
 
 
 def words(state: State, start: int, stop: int) -> HostArray:
@@ -41,7 +58,7 @@ def words(state: State, start: int, stop: int) -> HostArray:
     blocks = np.arange(first, -(-stop // N_WORDS), dtype=np.uint64)
     counter = (blocks & _MASK, blocks >> _SHIFT, offset & _LOW, offset >> 32)
     drawn = np.empty((blocks.size, N_WORDS), np.uint32)
-    for place, word in enumerate(block(counter, (seed & _LOW, seed >> 32))):
+    for place, word in enumerate(_rounds(counter, (seed & _LOW, seed >> 32))):
         drawn[:, place] = word
     return drawn.ravel()[start - N_WORDS * first : stop - N_WORDS * first]
 
