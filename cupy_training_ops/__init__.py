@@ -24,14 +24,18 @@ from .errors import (
     ProviderError,
 )
 from .process_group import ProcessGroup
-from .registry import OPERATORS, function, get_op, lookup
+from .registry import OPERATORS, function, get_op, lookup, providers, registrations
 
 __version__ = "0.2.0"
 
 tracing.leave_alone(__name__, __path__, apart={"torch"})
 
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "GradientBuckets", "Lamb")  # imported where they are used
-_MODULES = {"ActivationStash": ".activations"} | dict.fromkeys(_OPTIMIZERS, ".optimizers")
+_MODULES = {
+    "ActivationStash": ".activations",
+    "show_versions": ".machine",
+    **dict.fromkeys(_OPTIMIZERS, ".optimizers"),
+}
 _CLASSES = {name: get_op(name) for name in registry.names()}
 
 # `import *` must not hide a function of Python's own.
@@ -51,6 +55,8 @@ __all__ = [
     "compress",
     "get_op",
     "lookup",
+    "providers",
+    "registrations",
     "register_python_op",
     "register_triton_op",
     "release_context",
@@ -66,8 +72,8 @@ def __getattr__(name: str) -> object:
         return getattr(importlib.import_module(_MODULES[name], __name__), name)
     if name == "torch":
         return _with_torch()
-    if name == "onnx":
-        return importlib.import_module(".onnx", __name__)
+    if name in ("onnx", "typing"):
+        return importlib.import_module(f".{name}", __name__)
     if name in _CLASSES:
         return _CLASSES[name]
     if name in OPERATORS:
@@ -85,4 +91,4 @@ def _with_torch() -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *OPERATORS, "onnx", "torch", "__version__"})
+    return sorted({*__all__, *OPERATORS, "onnx", "torch", "typing", "__version__"})

@@ -12,13 +12,14 @@ Every operator is here twice, as a class (`GistPack1Encoder()(x)`) and as a func
 
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import Any, Final, Literal, Protocol, TypeAlias, overload
+from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import onnx as onnx
 from . import torch as torch
+from . import typing as typing
 from .callables.contexts import release_context as release_context
 from .callables.functions import register_python_op as register_python_op
 from .callables.functions import register_triton_op as register_triton_op
@@ -40,20 +41,18 @@ from .optimizers import AdamW as AdamW
 from .optimizers import GradientBuckets as GradientBuckets
 from .optimizers import Lamb as Lamb
 from .process_group import ProcessGroup as ProcessGroup
+from .machine import show_versions as show_versions
 from .registry import lookup as lookup
+from .registry import providers as providers
+from .registry import registrations as registrations
 from .activations import ActivationStash as ActivationStash
+from .typing import Array as _Array
+from .typing import CodecName, CupyArray, OperatorName, Tensor
+from .typing import Memory as _Memory
+from .typing import OtherArray as _Other
 
-class _DLPack(Protocol):
-    def __dlpack__(self) -> Any: ...
-    def __dlpack_device__(self) -> Any: ...
-
-class _CudaArray(Protocol):
-    @property
-    def __cuda_array_interface__(self) -> Any: ...
-
-# What a call takes: arrays of any library, and host values.
-_Memory: TypeAlias = np.ndarray[Any, Any] | _DLPack | _CudaArray
-_Array: TypeAlias = _Memory | np.generic
+_T = TypeVar("_T")
+_NumPy: TypeAlias = NDArray[Any] | np.generic
 _Boolean: TypeAlias = bool | np.bool_ | Literal[0, 1]
 _Integer: TypeAlias = int | np.integer[Any]
 _Real: TypeAlias = float | np.floating[Any] | _Integer
@@ -78,11 +77,14 @@ __all__ = [
     "compress",
     "get_op",
     "lookup",
+    "providers",
+    "registrations",
     "register_python_op",
     "register_triton_op",
     "release_context",
     "triton_args",
     "ActivationStash",
+    "show_versions",
     "SGD",
     "Adam",
     "AdamW",
@@ -357,9 +359,9 @@ __all__ = [
     "ZeroGradient",
 ]
 
-CODECS: dict[Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "fp10", "block_e4m3", "block_e5m2", "int8_signed", "msfp15", "msfp15_signed", "sparse_msfp15", "int8", "index4"], Codec]
+CODECS: dict[CodecName, Codec]
 @overload
-def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "fp10", "block_e4m3", "block_e5m2", "int8_signed"]) -> Packed:
+def compress(x: _NumPy, codec: CodecName) -> Packed[NDArray[Any]]:
     """Encode an array: `compress(x, "msfp15").decompress()` is x within the codec's bound.
 
     x: float32, float16, float64 or bfloat16 (bool too for "pack1", integers for "index4", any type
@@ -403,889 +405,3710 @@ def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "
                      error at most: that of int8, s below s / 2
     """
 @overload
-def compress(x: _Array, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = True, keep_sign: _Boolean = False) -> Packed: ...
+def compress(x: Tensor[_T], codec: CodecName) -> Packed[_T]: ...
 @overload
-def compress(x: _Array, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = True) -> Packed: ...
+def compress(x: CupyArray, codec: CodecName) -> Packed[CupyArray]: ...
 @overload
-def compress(x: _Array, codec: Literal["sparse_msfp15", "int8"], *, keep_sign: _Boolean = False) -> Packed: ...
+def compress(x: _Other, codec: CodecName) -> Packed[Any]: ...
 @overload
-def compress(x: _Array, codec: Literal["index4"], *, check: _Boolean = False) -> Packed: ...
+def compress(x: _NumPy, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = True, keep_sign: _Boolean = False) -> Packed[NDArray[Any]]: ...
+@overload
+def compress(x: Tensor[_T], codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = True, keep_sign: _Boolean = False) -> Packed[_T]: ...
+@overload
+def compress(x: CupyArray, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = True, keep_sign: _Boolean = False) -> Packed[CupyArray]: ...
+@overload
+def compress(x: _Other, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = True, keep_sign: _Boolean = False) -> Packed[Any]: ...
+@overload
+def compress(x: _NumPy, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = True) -> Packed[NDArray[Any]]: ...
+@overload
+def compress(x: Tensor[_T], codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = True) -> Packed[_T]: ...
+@overload
+def compress(x: CupyArray, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = True) -> Packed[CupyArray]: ...
+@overload
+def compress(x: _Other, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = True) -> Packed[Any]: ...
+@overload
+def compress(x: _NumPy, codec: Literal["sparse_msfp15", "int8"], *, keep_sign: _Boolean = False) -> Packed[NDArray[Any]]: ...
+@overload
+def compress(x: Tensor[_T], codec: Literal["sparse_msfp15", "int8"], *, keep_sign: _Boolean = False) -> Packed[_T]: ...
+@overload
+def compress(x: CupyArray, codec: Literal["sparse_msfp15", "int8"], *, keep_sign: _Boolean = False) -> Packed[CupyArray]: ...
+@overload
+def compress(x: _Other, codec: Literal["sparse_msfp15", "int8"], *, keep_sign: _Boolean = False) -> Packed[Any]: ...
+@overload
+def compress(x: _NumPy, codec: Literal["index4"], *, check: _Boolean = False) -> Packed[NDArray[Any]]: ...
+@overload
+def compress(x: Tensor[_T], codec: Literal["index4"], *, check: _Boolean = False) -> Packed[_T]: ...
+@overload
+def compress(x: CupyArray, codec: Literal["index4"], *, check: _Boolean = False) -> Packed[CupyArray]: ...
+@overload
+def compress(x: _Other, codec: Literal["index4"], *, check: _Boolean = False) -> Packed[Any]: ...
 
 @overload
-def get_op(name: Literal["AdamCodedList"], version: int | None = None) -> type[AdamCodedList]: ...
+def get_op(name: Literal["AdamCodedList"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[AdamCodedList]: ...
 @overload
-def get_op(name: Literal["AdamOptimizer"], version: int | None = None) -> type[AdamOptimizer]: ...
+def get_op(name: Literal["AdamOptimizer"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[AdamOptimizer]: ...
 @overload
-def get_op(name: Literal["AdamOptimizerList"], version: int | None = None) -> type[AdamOptimizerList]: ...
+def get_op(name: Literal["AdamOptimizerList"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[AdamOptimizerList]: ...
 @overload
-def get_op(name: Literal["AdamWOptimizer"], version: int | None = None) -> type[AdamWOptimizer]: ...
+def get_op(name: Literal["AdamWOptimizer"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[AdamWOptimizer]: ...
 @overload
-def get_op(name: Literal["AdasumAllReduce"], version: int | None = None) -> type[AdasumAllReduce]: ...
+def get_op(name: Literal["AdasumAllReduce"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[AdasumAllReduce]: ...
 @overload
-def get_op(name: Literal["All"], version: int | None = None) -> type[All]: ...
+def get_op(name: Literal["All"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[All]: ...
 @overload
-def get_op(name: Literal["AveragePool"], version: int | None = None) -> type[AveragePool]: ...
+def get_op(name: Literal["AveragePool"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[AveragePool]: ...
 @overload
-def get_op(name: Literal["AveragePoolGrad"], version: int | None = None) -> type[AveragePoolGrad]: ...
+def get_op(name: Literal["AveragePoolGrad"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[AveragePoolGrad]: ...
 @overload
-def get_op(name: Literal["BatchNormInternal"], version: int | None = None) -> type[BatchNormInternal]: ...
+def get_op(name: Literal["BatchNormInternal"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BatchNormInternal]: ...
 @overload
-def get_op(name: Literal["BatchNormalizationGrad"], version: int | None = None) -> type[BatchNormalizationGrad]: ...
+def get_op(name: Literal["BatchNormalizationGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BatchNormalizationGrad]: ...
 @overload
-def get_op(name: Literal["BatchScale"], version: int | None = None) -> type[BatchScale]: ...
+def get_op(name: Literal["BatchScale"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BatchScale]: ...
 @overload
-def get_op(name: Literal["BiasDropout"], version: int | None = None) -> type[BiasDropout]: ...
+def get_op(name: Literal["BiasDropout"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BiasDropout]: ...
 @overload
-def get_op(name: Literal["BiasFastGeluGrad_dX"], version: int | None = None) -> type[BiasFastGeluGrad_dX]: ...
+def get_op(name: Literal["BiasFastGeluGrad_dX"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BiasFastGeluGrad_dX]: ...
 @overload
-def get_op(name: Literal["BiasGelu"], version: int | None = None) -> type[BiasGelu]: ...
+def get_op(name: Literal["BiasGelu"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BiasGelu]: ...
 @overload
-def get_op(name: Literal["BiasGeluGrad_dX"], version: int | None = None) -> type[BiasGeluGrad_dX]: ...
+def get_op(name: Literal["BiasGeluGrad_dX"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BiasGeluGrad_dX]: ...
 @overload
-def get_op(name: Literal["BiasSoftmaxDropout"], version: int | None = None) -> type[BiasSoftmaxDropout]: ...
+def get_op(name: Literal["BiasSoftmaxDropout"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BiasSoftmaxDropout]: ...
 @overload
-def get_op(name: Literal["BitmaskBiasDropout"], version: int | None = None) -> type[BitmaskBiasDropout]: ...
+def get_op(name: Literal["BitmaskBiasDropout"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BitmaskBiasDropout]: ...
 @overload
-def get_op(name: Literal["BitmaskDropout"], version: int | None = None) -> type[BitmaskDropout]: ...
+def get_op(name: Literal["BitmaskDropout"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BitmaskDropout]: ...
 @overload
-def get_op(name: Literal["BitmaskDropoutGrad"], version: int | None = None) -> type[BitmaskDropoutGrad]: ...
+def get_op(name: Literal["BitmaskDropoutGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BitmaskDropoutGrad]: ...
 @overload
-def get_op(name: Literal["ConcatTraining"], version: int | None = None) -> type[ConcatTraining]: ...
+def get_op(name: Literal["ConcatTraining"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[ConcatTraining]: ...
 @overload
-def get_op(name: Literal["Conv"], version: int | None = None) -> type[Conv]: ...
+def get_op(name: Literal["Conv"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[Conv]: ...
 @overload
-def get_op(name: Literal["ConvGrad"], version: int | None = None) -> type[ConvGrad]: ...
+def get_op(name: Literal["ConvGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[ConvGrad]: ...
 @overload
-def get_op(name: Literal["ConvTranspose"], version: int | None = None) -> type[ConvTranspose]: ...
+def get_op(name: Literal["ConvTranspose"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[ConvTranspose]: ...
 @overload
-def get_op(name: Literal["ConvTransposeGrad"], version: int | None = None) -> type[ConvTransposeGrad]: ...
+def get_op(name: Literal["ConvTransposeGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[ConvTransposeGrad]: ...
 @overload
-def get_op(name: Literal["CrossEntropyLossAndGrad"], version: int | None = None) -> type[CrossEntropyLossAndGrad]: ...
+def get_op(name: Literal["CrossEntropyLossAndGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[CrossEntropyLossAndGrad]: ...
 @overload
-def get_op(name: Literal["DivGrad"], version: int | None = None) -> type[DivGrad]: ...
+def get_op(name: Literal["DivGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[DivGrad]: ...
 @overload
-def get_op(name: Literal["Dropout"], version: int | None = None) -> type[Dropout]: ...
+def get_op(name: Literal["Dropout"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[Dropout]: ...
 @overload
-def get_op(name: Literal["DropoutGrad"], version: int | None = None) -> type[DropoutGrad]: ...
+def get_op(name: Literal["DropoutGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[DropoutGrad]: ...
 @overload
-def get_op(name: Literal["FakeQuant"], version: int | None = None) -> type[FakeQuant]: ...
+def get_op(name: Literal["FakeQuant"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FakeQuant]: ...
 @overload
-def get_op(name: Literal["FakeQuantGrad"], version: int | None = None) -> type[FakeQuantGrad]: ...
+def get_op(name: Literal["FakeQuantGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FakeQuantGrad]: ...
 @overload
-def get_op(name: Literal["FastGelu"], version: int | None = None) -> type[FastGelu]: ...
+def get_op(name: Literal["FastGelu"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FastGelu]: ...
 @overload
-def get_op(name: Literal["FastGeluGrad"], version: int | None = None) -> type[FastGeluGrad]: ...
+def get_op(name: Literal["FastGeluGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FastGeluGrad]: ...
 @overload
-def get_op(name: Literal["FlattenAndUnpad"], version: int | None = None) -> type[FlattenAndUnpad]: ...
+def get_op(name: Literal["FlattenAndUnpad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FlattenAndUnpad]: ...
 @overload
-def get_op(name: Literal["GatherElementsGrad"], version: int | None = None) -> type[GatherElementsGrad]: ...
+def get_op(name: Literal["GatherElementsGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GatherElementsGrad]: ...
 @overload
-def get_op(name: Literal["GatherGrad"], version: int | None = None) -> type[GatherGrad]: ...
+def get_op(name: Literal["GatherGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GatherGrad]: ...
 @overload
-def get_op(name: Literal["GatherNDGrad"], version: int | None = None) -> type[GatherNDGrad]: ...
+def get_op(name: Literal["GatherNDGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GatherNDGrad]: ...
 @overload
-def get_op(name: Literal["Gelu"], version: int | None = None) -> type[Gelu]: ...
+def get_op(name: Literal["Gelu"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[Gelu]: ...
 @overload
-def get_op(name: Literal["GeluGrad"], version: int | None = None) -> type[GeluGrad]: ...
+def get_op(name: Literal["GeluGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GeluGrad]: ...
 @overload
-def get_op(name: Literal["GistBinarizeDecoder"], version: int | None = None) -> type[GistBinarizeDecoder]: ...
+def get_op(name: Literal["GistBinarizeDecoder"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GistBinarizeDecoder]: ...
 @overload
-def get_op(name: Literal["GistBinarizeEncoder"], version: int | None = None) -> type[GistBinarizeEncoder]: ...
+def get_op(name: Literal["GistBinarizeEncoder"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GistBinarizeEncoder]: ...
 @overload
-def get_op(name: Literal["GistBlockE4m3Decoder"], version: int | None = None) -> type[GistBlockE4m3Decoder]: ...
+def get_op(name: Literal["GistBlockE4m3Decoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistBlockE4m3Decoder]: ...
 @overload
-def get_op(name: Literal["GistBlockE4m3Encoder"], version: int | None = None) -> type[GistBlockE4m3Encoder]: ...
+def get_op(name: Literal["GistBlockE4m3Encoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistBlockE4m3Encoder]: ...
 @overload
-def get_op(name: Literal["GistBlockE5m2Decoder"], version: int | None = None) -> type[GistBlockE5m2Decoder]: ...
+def get_op(name: Literal["GistBlockE5m2Decoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistBlockE5m2Decoder]: ...
 @overload
-def get_op(name: Literal["GistBlockE5m2Encoder"], version: int | None = None) -> type[GistBlockE5m2Encoder]: ...
+def get_op(name: Literal["GistBlockE5m2Encoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistBlockE5m2Encoder]: ...
 @overload
-def get_op(name: Literal["GistFp10Decoder"], version: int | None = None) -> type[GistFp10Decoder]: ...
+def get_op(name: Literal["GistFp10Decoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistFp10Decoder]: ...
 @overload
-def get_op(name: Literal["GistFp10Encoder"], version: int | None = None) -> type[GistFp10Encoder]: ...
+def get_op(name: Literal["GistFp10Encoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistFp10Encoder]: ...
 @overload
-def get_op(name: Literal["GistGuardedMsfp15Encoder"], version: int | None = None) -> type[GistGuardedMsfp15Encoder]: ...
+def get_op(name: Literal["GistGuardedMsfp15Encoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistGuardedMsfp15Encoder]: ...
 @overload
-def get_op(name: Literal["GistIndex4Decoder"], version: int | None = None) -> type[GistIndex4Decoder]: ...
+def get_op(name: Literal["GistIndex4Decoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistIndex4Decoder]: ...
 @overload
-def get_op(name: Literal["GistIndex4Encoder"], version: int | None = None) -> type[GistIndex4Encoder]: ...
+def get_op(name: Literal["GistIndex4Encoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistIndex4Encoder]: ...
 @overload
-def get_op(name: Literal["GistInt8Decoder"], version: int | None = None) -> type[GistInt8Decoder]: ...
+def get_op(name: Literal["GistInt8Decoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistInt8Decoder]: ...
 @overload
-def get_op(name: Literal["GistInt8Encoder"], version: int | None = None) -> type[GistInt8Encoder]: ...
+def get_op(name: Literal["GistInt8Encoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistInt8Encoder]: ...
 @overload
-def get_op(name: Literal["GistPack16Decoder"], version: int | None = None) -> type[GistPack16Decoder]: ...
+def get_op(name: Literal["GistPack16Decoder"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GistPack16Decoder]: ...
 @overload
-def get_op(name: Literal["GistPack16Encoder"], version: int | None = None) -> type[GistPack16Encoder]: ...
+def get_op(name: Literal["GistPack16Encoder"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GistPack16Encoder]: ...
 @overload
-def get_op(name: Literal["GistPack1Decoder"], version: int | None = None) -> type[GistPack1Decoder]: ...
+def get_op(name: Literal["GistPack1Decoder"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GistPack1Decoder]: ...
 @overload
-def get_op(name: Literal["GistPack1Encoder"], version: int | None = None) -> type[GistPack1Encoder]: ...
+def get_op(name: Literal["GistPack1Encoder"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GistPack1Encoder]: ...
 @overload
-def get_op(name: Literal["GistPack8Decoder"], version: int | None = None) -> type[GistPack8Decoder]: ...
+def get_op(name: Literal["GistPack8Decoder"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GistPack8Decoder]: ...
 @overload
-def get_op(name: Literal["GistPack8Encoder"], version: int | None = None) -> type[GistPack8Encoder]: ...
+def get_op(name: Literal["GistPack8Encoder"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GistPack8Encoder]: ...
 @overload
-def get_op(name: Literal["GistPackMsfp15Decoder"], version: int | None = None) -> type[GistPackMsfp15Decoder]: ...
+def get_op(name: Literal["GistPackMsfp15Decoder"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GistPackMsfp15Decoder]: ...
 @overload
-def get_op(name: Literal["GistPackMsfp15Encoder"], version: int | None = None) -> type[GistPackMsfp15Encoder]: ...
+def get_op(name: Literal["GistPackMsfp15Encoder"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[GistPackMsfp15Encoder]: ...
 @overload
-def get_op(name: Literal["GistSparseDecoder"], version: int | None = None) -> type[GistSparseDecoder]: ...
+def get_op(name: Literal["GistSparseDecoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistSparseDecoder]: ...
 @overload
-def get_op(name: Literal["GistSparseEncoder"], version: int | None = None) -> type[GistSparseEncoder]: ...
+def get_op(name: Literal["GistSparseEncoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistSparseEncoder]: ...
 @overload
-def get_op(name: Literal["GistSparseFp10Decoder"], version: int | None = None) -> type[GistSparseFp10Decoder]: ...
+def get_op(name: Literal["GistSparseFp10Decoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistSparseFp10Decoder]: ...
 @overload
-def get_op(name: Literal["GistSparseFp10Encoder"], version: int | None = None) -> type[GistSparseFp10Encoder]: ...
+def get_op(name: Literal["GistSparseFp10Encoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistSparseFp10Encoder]: ...
 @overload
-def get_op(name: Literal["GistSparseMsfp15Decoder"], version: int | None = None) -> type[GistSparseMsfp15Decoder]: ...
+def get_op(name: Literal["GistSparseMsfp15Decoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistSparseMsfp15Decoder]: ...
 @overload
-def get_op(name: Literal["GistSparseMsfp15Encoder"], version: int | None = None) -> type[GistSparseMsfp15Encoder]: ...
+def get_op(name: Literal["GistSparseMsfp15Encoder"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GistSparseMsfp15Encoder]: ...
 @overload
-def get_op(name: Literal["GlobalAveragePool"], version: int | None = None) -> type[GlobalAveragePool]: ...
+def get_op(name: Literal["GlobalAveragePool"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[GlobalAveragePool]: ...
 @overload
-def get_op(name: Literal["GradientNorm"], version: int | None = None) -> type[GradientNorm]: ...
+def get_op(name: Literal["GradientNorm"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[GradientNorm]: ...
 @overload
-def get_op(name: Literal["Group"], version: int | None = None) -> type[Group]: ...
+def get_op(name: Literal["Group"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[Group]: ...
 @overload
-def get_op(name: Literal["InPlaceAccumulator"], version: int | None = None) -> type[InPlaceAccumulator]: ...
+def get_op(name: Literal["InPlaceAccumulator"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[InPlaceAccumulator]: ...
 @overload
-def get_op(name: Literal["InPlaceAccumulatorList"], version: int | None = None) -> type[InPlaceAccumulatorList]: ...
+def get_op(name: Literal["InPlaceAccumulatorList"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[InPlaceAccumulatorList]: ...
 @overload
-def get_op(name: Literal["InPlaceAccumulatorV2"], version: int | None = None) -> type[InPlaceAccumulatorV2]: ...
+def get_op(name: Literal["InPlaceAccumulatorV2"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[InPlaceAccumulatorV2]: ...
 @overload
-def get_op(name: Literal["InplaceClipGradNorm"], version: int | None = None) -> type[InplaceClipGradNorm]: ...
+def get_op(name: Literal["InplaceClipGradNorm"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[InplaceClipGradNorm]: ...
 @overload
-def get_op(name: Literal["InvertibleLayerNormalizationGrad"], version: int | None = None) -> type[InvertibleLayerNormalizationGrad]: ...
+def get_op(name: Literal["InvertibleLayerNormalizationGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[InvertibleLayerNormalizationGrad]: ...
 @overload
-def get_op(name: Literal["IsAllFinite"], version: int | None = None) -> type[IsAllFinite]: ...
+def get_op(name: Literal["IsAllFinite"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[IsAllFinite]: ...
 @overload
-def get_op(name: Literal["IsFinite"], version: int | None = None) -> type[IsFinite]: ...
+def get_op(name: Literal["IsFinite"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[IsFinite]: ...
 @overload
-def get_op(name: Literal["LambOptimizer"], version: int | None = None) -> type[LambOptimizer]: ...
+def get_op(name: Literal["LambOptimizer"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[LambOptimizer]: ...
 @overload
-def get_op(name: Literal["LayerNormalization"], version: int | None = None) -> type[LayerNormalization]: ...
+def get_op(name: Literal["LayerNormalization"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[LayerNormalization]: ...
 @overload
-def get_op(name: Literal["LayerNormalizationGrad"], version: int | None = None) -> type[LayerNormalizationGrad]: ...
+def get_op(name: Literal["LayerNormalizationGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[LayerNormalizationGrad]: ...
 @overload
-def get_op(name: Literal["LeakyReluGrad"], version: int | None = None) -> type[LeakyReluGrad]: ...
+def get_op(name: Literal["LeakyReluGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[LeakyReluGrad]: ...
 @overload
-def get_op(name: Literal["LogSoftmax"], version: int | None = None) -> type[LogSoftmax]: ...
+def get_op(name: Literal["LogSoftmax"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[LogSoftmax]: ...
 @overload
-def get_op(name: Literal["LogSoftmaxGrad"], version: int | None = None) -> type[LogSoftmaxGrad]: ...
+def get_op(name: Literal["LogSoftmaxGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[LogSoftmaxGrad]: ...
 @overload
-def get_op(name: Literal["LogSoftmaxGrad_13"], version: int | None = None) -> type[LogSoftmaxGrad_13]: ...
+def get_op(name: Literal["LogSoftmaxGrad_13"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[LogSoftmaxGrad_13]: ...
 @overload
-def get_op(name: Literal["MaxPool"], version: int | None = None) -> type[MaxPool]: ...
+def get_op(name: Literal["MaxPool"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[MaxPool]: ...
 @overload
-def get_op(name: Literal["MaxPoolGrad"], version: int | None = None) -> type[MaxPoolGrad]: ...
+def get_op(name: Literal["MaxPoolGrad"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[MaxPoolGrad]: ...
 @overload
-def get_op(name: Literal["MegatronF"], version: int | None = None) -> type[MegatronF]: ...
+def get_op(name: Literal["MegatronF"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[MegatronF]: ...
 @overload
-def get_op(name: Literal["MegatronG"], version: int | None = None) -> type[MegatronG]: ...
+def get_op(name: Literal["MegatronG"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[MegatronG]: ...
 @overload
-def get_op(name: Literal["MixedPrecisionScale"], version: int | None = None) -> type[MixedPrecisionScale]: ...
+def get_op(name: Literal["MixedPrecisionScale"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[MixedPrecisionScale]: ...
 @overload
-def get_op(name: Literal["NcclAllGather"], version: int | None = None) -> type[NcclAllGather]: ...
+def get_op(name: Literal["NcclAllGather"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[NcclAllGather]: ...
 @overload
-def get_op(name: Literal["NcclAllReduce"], version: int | None = None) -> type[NcclAllReduce]: ...
+def get_op(name: Literal["NcclAllReduce"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[NcclAllReduce]: ...
 @overload
-def get_op(name: Literal["NcclReduceScatter"], version: int | None = None) -> type[NcclReduceScatter]: ...
+def get_op(name: Literal["NcclReduceScatter"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[NcclReduceScatter]: ...
 @overload
-def get_op(name: Literal["PadAndUnflatten"], version: int | None = None) -> type[PadAndUnflatten]: ...
+def get_op(name: Literal["PadAndUnflatten"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[PadAndUnflatten]: ...
 @overload
-def get_op(name: Literal["PassThrough"], version: int | None = None) -> type[PassThrough]: ...
+def get_op(name: Literal["PassThrough"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[PassThrough]: ...
 @overload
-def get_op(name: Literal["PythonOp"], version: int | None = None) -> type[PythonOp]: ...
+def get_op(name: Literal["PythonOp"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[PythonOp]: ...
 @overload
-def get_op(name: Literal["PythonOpGrad"], version: int | None = None) -> type[PythonOpGrad]: ...
+def get_op(name: Literal["PythonOpGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[PythonOpGrad]: ...
 @overload
-def get_op(name: Literal["QuickGelu"], version: int | None = None) -> type[QuickGelu]: ...
+def get_op(name: Literal["QuickGelu"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[QuickGelu]: ...
 @overload
-def get_op(name: Literal["QuickGeluGrad"], version: int | None = None) -> type[QuickGeluGrad]: ...
+def get_op(name: Literal["QuickGeluGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[QuickGeluGrad]: ...
 @overload
-def get_op(name: Literal["RecordEvent"], version: int | None = None) -> type[RecordEvent]: ...
+def get_op(name: Literal["RecordEvent"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[RecordEvent]: ...
 @overload
-def get_op(name: Literal["Recv"], version: int | None = None) -> type[Recv]: ...
+def get_op(name: Literal["Recv"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[Recv]: ...
 @overload
-def get_op(name: Literal["ReduceAllL2"], version: int | None = None) -> type[ReduceAllL2]: ...
+def get_op(name: Literal["ReduceAllL2"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[ReduceAllL2]: ...
 @overload
-def get_op(name: Literal["ReduceSumTraining"], version: int | None = None) -> type[ReduceSumTraining]: ...
+def get_op(name: Literal["ReduceSumTraining"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[ReduceSumTraining]: ...
 @overload
-def get_op(name: Literal["ReluGrad"], version: int | None = None) -> type[ReluGrad]: ...
+def get_op(name: Literal["ReluGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[ReluGrad]: ...
 @overload
-def get_op(name: Literal["ReluGradFromBits"], version: int | None = None) -> type[ReluGradFromBits]: ...
+def get_op(name: Literal["ReluGradFromBits"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[ReluGradFromBits]: ...
 @overload
-def get_op(name: Literal["ReluWithBits"], version: int | None = None) -> type[ReluWithBits]: ...
+def get_op(name: Literal["ReluWithBits"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[ReluWithBits]: ...
 @overload
-def get_op(name: Literal["ResizeGrad"], version: int | None = None) -> type[ResizeGrad]: ...
+def get_op(name: Literal["ResizeGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[ResizeGrad]: ...
 @overload
-def get_op(name: Literal["SGDOptimizer"], version: int | None = None) -> type[SGDOptimizer]: ...
+def get_op(name: Literal["SGDOptimizer"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SGDOptimizer]: ...
 @overload
-def get_op(name: Literal["SGDOptimizerList"], version: int | None = None) -> type[SGDOptimizerList]: ...
+def get_op(name: Literal["SGDOptimizerList"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[SGDOptimizerList]: ...
 @overload
-def get_op(name: Literal["SGDOptimizerV2"], version: int | None = None) -> type[SGDOptimizerV2]: ...
+def get_op(name: Literal["SGDOptimizerV2"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SGDOptimizerV2]: ...
 @overload
-def get_op(name: Literal["Scale"], version: int | None = None) -> type[Scale]: ...
+def get_op(name: Literal["Scale"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[Scale]: ...
 @overload
-def get_op(name: Literal["ScaleInPlace"], version: int | None = None) -> type[ScaleInPlace]: ...
+def get_op(name: Literal["ScaleInPlace"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[ScaleInPlace]: ...
 @overload
-def get_op(name: Literal["ScaledSum"], version: int | None = None) -> type[ScaledSum]: ...
+def get_op(name: Literal["ScaledSum"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[ScaledSum]: ...
 @overload
-def get_op(name: Literal["Send"], version: int | None = None) -> type[Send]: ...
+def get_op(name: Literal["Send"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[Send]: ...
 @overload
-def get_op(name: Literal["SigmoidGrad"], version: int | None = None) -> type[SigmoidGrad]: ...
+def get_op(name: Literal["SigmoidGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SigmoidGrad]: ...
 @overload
-def get_op(name: Literal["SimplifiedLayerNormalization"], version: int | None = None) -> type[SimplifiedLayerNormalization]: ...
+def get_op(name: Literal["SimplifiedLayerNormalization"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[SimplifiedLayerNormalization]: ...
 @overload
-def get_op(name: Literal["SimplifiedLayerNormalizationGrad"], version: int | None = None) -> type[SimplifiedLayerNormalizationGrad]: ...
+def get_op(name: Literal["SimplifiedLayerNormalizationGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SimplifiedLayerNormalizationGrad]: ...
 @overload
-def get_op(name: Literal["SliceGrad"], version: int | None = None) -> type[SliceGrad]: ...
+def get_op(name: Literal["SliceGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SliceGrad]: ...
 @overload
-def get_op(name: Literal["Softmax"], version: int | None = None) -> type[Softmax]: ...
+def get_op(name: Literal["Softmax"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[Softmax]: ...
 @overload
-def get_op(name: Literal["SoftmaxCrossEntropy"], version: int | None = None) -> type[SoftmaxCrossEntropy]: ...
+def get_op(name: Literal["SoftmaxCrossEntropy"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SoftmaxCrossEntropy]: ...
 @overload
-def get_op(name: Literal["SoftmaxCrossEntropyGrad"], version: int | None = None) -> type[SoftmaxCrossEntropyGrad]: ...
+def get_op(name: Literal["SoftmaxCrossEntropyGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SoftmaxCrossEntropyGrad]: ...
 @overload
-def get_op(name: Literal["SoftmaxCrossEntropyLoss"], version: None = None) -> type[SoftmaxCrossEntropyLoss]: ...
+def get_op(name: Literal["SoftmaxCrossEntropyLoss"], version: None = None, domain: Literal["ai.onnx"] | None = None) -> type[SoftmaxCrossEntropyLoss]: ...
 @overload
-def get_op(name: Literal["SoftmaxCrossEntropyLoss"], version: int) -> type[SoftmaxCrossEntropyLoss] | type[_SoftmaxCrossEntropyLoss_12]: ...
+def get_op(name: Literal["SoftmaxCrossEntropyLoss"], version: int, domain: Literal["ai.onnx"] | None = None) -> type[SoftmaxCrossEntropyLoss] | type[_SoftmaxCrossEntropyLoss_12]: ...
 @overload
-def get_op(name: Literal["SoftmaxCrossEntropyLossGrad"], version: int | None = None) -> type[SoftmaxCrossEntropyLossGrad]: ...
+def get_op(name: Literal["SoftmaxCrossEntropyLossGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SoftmaxCrossEntropyLossGrad]: ...
 @overload
-def get_op(name: Literal["SoftmaxCrossEntropyLossInternal"], version: int | None = None) -> type[SoftmaxCrossEntropyLossInternal]: ...
+def get_op(name: Literal["SoftmaxCrossEntropyLossInternal"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SoftmaxCrossEntropyLossInternal]: ...
 @overload
-def get_op(name: Literal["SoftmaxCrossEntropyLossInternalGrad"], version: int | None = None) -> type[SoftmaxCrossEntropyLossInternalGrad]: ...
+def get_op(name: Literal["SoftmaxCrossEntropyLossInternalGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SoftmaxCrossEntropyLossInternalGrad]: ...
 @overload
-def get_op(name: Literal["SoftmaxDropoutGrad"], version: int | None = None) -> type[SoftmaxDropoutGrad]: ...
+def get_op(name: Literal["SoftmaxDropoutGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SoftmaxDropoutGrad]: ...
 @overload
-def get_op(name: Literal["SoftmaxGrad"], version: int | None = None) -> type[SoftmaxGrad]: ...
+def get_op(name: Literal["SoftmaxGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SoftmaxGrad]: ...
 @overload
-def get_op(name: Literal["SoftmaxGrad_13"], version: int | None = None) -> type[SoftmaxGrad_13]: ...
+def get_op(name: Literal["SoftmaxGrad_13"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SoftmaxGrad_13]: ...
 @overload
-def get_op(name: Literal["SparseSoftmaxCrossEntropy"], version: int | None = None) -> type[SparseSoftmaxCrossEntropy]: ...
+def get_op(name: Literal["SparseSoftmaxCrossEntropy"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[SparseSoftmaxCrossEntropy]: ...
 @overload
-def get_op(name: Literal["SparseSoftmaxCrossEntropyGrad"], version: int | None = None) -> type[SparseSoftmaxCrossEntropyGrad]: ...
+def get_op(name: Literal["SparseSoftmaxCrossEntropyGrad"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[SparseSoftmaxCrossEntropyGrad]: ...
 @overload
-def get_op(name: Literal["SplitTraining"], version: int | None = None) -> type[SplitTraining]: ...
+def get_op(name: Literal["SplitTraining"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SplitTraining]: ...
 @overload
-def get_op(name: Literal["TanhGrad"], version: int | None = None) -> type[TanhGrad]: ...
+def get_op(name: Literal["TanhGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[TanhGrad]: ...
 @overload
-def get_op(name: Literal["TritonOp"], version: int | None = None) -> type[TritonOp]: ...
+def get_op(name: Literal["TritonOp"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[TritonOp]: ...
 @overload
-def get_op(name: Literal["View"], version: int | None = None) -> type[View]: ...
+def get_op(name: Literal["View"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[View]: ...
 @overload
-def get_op(name: Literal["WaitEvent"], version: int | None = None) -> type[WaitEvent]: ...
+def get_op(name: Literal["WaitEvent"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[WaitEvent]: ...
 @overload
-def get_op(name: Literal["YieldOp"], version: int | None = None) -> type[YieldOp]: ...
+def get_op(name: Literal["YieldOp"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[YieldOp]: ...
 @overload
-def get_op(name: Literal["ZeroGradient"], version: int | None = None) -> type[ZeroGradient]: ...
+def get_op(name: Literal["ZeroGradient"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[ZeroGradient]: ...
 @overload
-def get_op(name: str, version: int | None = None) -> type[Op]: ...
+def get_op(name: OperatorName, version: int | None = None, domain: Literal["cupy_training_ops", "com.microsoft", "ai.onnx"] | None = None) -> type[Op]: ...
 
+@overload
 def adam_coded_list(
-    R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
-    gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
-    mixed_precision_weights: Sequence[_Array | None] | None = None,
-    loss_scale: _Reals | _Array | None = None, global_gradient_norm: _Reals | _Array | None = None,
-    update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
+    R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+    gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+    loss_scale: _Reals | _NumPy | None = None, global_gradient_norm: _Reals | _NumPy | None = None,
+    update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None, *,
     alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
     weight_decay_mode: Literal[0, 1] = 0,
-    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
-    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
-    workspace: _Memory | None = None,
-) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]:
     """Adam over codes: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights)."""
-def adam_optimizer(
-    R: _Reals | _Array, T: _Integers | _Array, weights: _Array, gradients: _Array, moment_1: _Array,
-    moment_2: _Array, mixed_precision_weights: _Array | None = None,
-    loss_scale: _Reals | _Array | None = None, global_gradient_norm: _Reals | _Array | None = None,
-    update_signal: _Booleans | _Array | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+@overload
+def adam_coded_list(
+    R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+    gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+    loss_scale: _Reals | _NumPy | None = None, global_gradient_norm: _Reals | _NumPy | None = None,
+    update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None, *,
+    alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
+    max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+    weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any]: ...
+@overload
+def adam_coded_list(
+    R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+    gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]], moment_2: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None,
+    global_gradient_norm: _Reals | Tensor[_T] | None = None,
+    update_signal: _Booleans | Tensor[_T] | None = None,
+    max_norm: _Reals | Tensor[_T] | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
     lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
     do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
-    out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
+@overload
+def adam_coded_list(
+    R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+    gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]], moment_2: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None,
+    global_gradient_norm: _Reals | Tensor[_T] | None = None,
+    update_signal: _Booleans | Tensor[_T] | None = None,
+    max_norm: _Reals | Tensor[_T] | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
     workspace: _Memory | None = None,
-) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """Adam: new_weights = weights - R ((m / c1) / (sqrt(v / c2) + epsilon) + lambda_ weights). Returns (new_T, new_moment_1, new_moment_2, new_weights, new_gradients, new_mixed_precision_weights)."""
-def adam_optimizer_list(
-    R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
-    gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
-    mixed_precision_weights: Sequence[_Array | None] | None = None,
-    loss_scale: _Reals | _Array | None = None, global_gradient_norm: _Reals | _Array | None = None,
-    update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
+) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any]: ...
+@overload
+def adam_coded_list(
+    R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray], moment_2: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+    loss_scale: _Reals | CupyArray | None = None,
+    global_gradient_norm: _Reals | CupyArray | None = None,
+    update_signal: _Booleans | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
+    *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
+    max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+    weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
+@overload
+def adam_coded_list(
+    R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray], moment_2: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+    loss_scale: _Reals | CupyArray | None = None,
+    global_gradient_norm: _Reals | CupyArray | None = None,
+    update_signal: _Booleans | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
+    *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
+    max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+    weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any]: ...
+@overload
+def adam_coded_list(
+    R: _Reals | _Other, T: _Integers | _Other, weights: Sequence[_Other],
+    gradients: Sequence[_Other], moment_1: Sequence[_Other], moment_2: Sequence[_Other],
+    mixed_precision_weights: Sequence[_Other | None] | None = None,
+    loss_scale: _Reals | _Other | None = None, global_gradient_norm: _Reals | _Other | None = None,
+    update_signal: _Booleans | _Other | None = None, max_norm: _Reals | _Other | None = None, *,
     alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
     weight_decay_mode: Literal[0, 1] = 0,
-    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+    out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
     outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+@overload
+def adam_optimizer(
+    R: _Reals | _NumPy, T: _Integers | _NumPy, weights: _NumPy, gradients: _NumPy, moment_1: _NumPy,
+    moment_2: _NumPy, mixed_precision_weights: _NumPy | None = None,
+    loss_scale: _Reals | _NumPy | None = None, global_gradient_norm: _Reals | _NumPy | None = None,
+    update_signal: _Booleans | _NumPy | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any] | Any]:
+    """Adam: new_weights = weights - R ((m / c1) / (sqrt(v / c2) + epsilon) + lambda_ weights). Returns (new_T, new_moment_1, new_moment_2, new_weights, new_gradients, new_mixed_precision_weights)."""
+@overload
+def adam_optimizer(
+    R: _Reals | _NumPy, T: _Integers | _NumPy, weights: _NumPy, gradients: _NumPy, moment_1: _NumPy,
+    moment_2: _NumPy, mixed_precision_weights: _NumPy | None = None,
+    loss_scale: _Reals | _NumPy | None = None, global_gradient_norm: _Reals | _NumPy | None = None,
+    update_signal: _Booleans | _NumPy | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def adam_optimizer(
+    R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Tensor[_T], gradients: Tensor[_T],
+    moment_1: Tensor[_T], moment_2: Tensor[_T], mixed_precision_weights: Tensor[_T] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None,
+    global_gradient_norm: _Reals | Tensor[_T] | None = None,
+    update_signal: _Booleans | Tensor[_T] | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T, _T, _T, _T, _T | Any]: ...
+@overload
+def adam_optimizer(
+    R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Tensor[_T], gradients: Tensor[_T],
+    moment_1: Tensor[_T], moment_2: Tensor[_T], mixed_precision_weights: Tensor[_T] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None,
+    global_gradient_norm: _Reals | Tensor[_T] | None = None,
+    update_signal: _Booleans | Tensor[_T] | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any, _T | Any, _T | Any]: ...
+@overload
+def adam_optimizer(
+    R: _Reals | CupyArray, T: _Integers | CupyArray, weights: CupyArray, gradients: CupyArray,
+    moment_1: CupyArray, moment_2: CupyArray, mixed_precision_weights: CupyArray | None = None,
+    loss_scale: _Reals | CupyArray | None = None,
+    global_gradient_norm: _Reals | CupyArray | None = None,
+    update_signal: _Booleans | CupyArray | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray, CupyArray, CupyArray, CupyArray, CupyArray | Any]: ...
+@overload
+def adam_optimizer(
+    R: _Reals | CupyArray, T: _Integers | CupyArray, weights: CupyArray, gradients: CupyArray,
+    moment_1: CupyArray, moment_2: CupyArray, mixed_precision_weights: CupyArray | None = None,
+    loss_scale: _Reals | CupyArray | None = None,
+    global_gradient_norm: _Reals | CupyArray | None = None,
+    update_signal: _Booleans | CupyArray | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def adam_optimizer(
+    R: _Reals | _Other, T: _Integers | _Other, weights: _Other, gradients: _Other, moment_1: _Other,
+    moment_2: _Other, mixed_precision_weights: _Other | None = None,
+    loss_scale: _Reals | _Other | None = None, global_gradient_norm: _Reals | _Other | None = None,
+    update_signal: _Booleans | _Other | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[_Other | None, _Other | None, _Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any, Any, Any, Any]: ...
+@overload
+def adam_optimizer_list(
+    R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+    gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+    loss_scale: _Reals | _NumPy | None = None, global_gradient_norm: _Reals | _NumPy | None = None,
+    update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None, *,
+    alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
+    max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+    weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]:
     """Adam over a list: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights)."""
+@overload
+def adam_optimizer_list(
+    R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+    gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+    loss_scale: _Reals | _NumPy | None = None, global_gradient_norm: _Reals | _NumPy | None = None,
+    update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None, *,
+    alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
+    max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+    weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any]: ...
+@overload
+def adam_optimizer_list(
+    R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+    gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]], moment_2: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None,
+    global_gradient_norm: _Reals | Tensor[_T] | None = None,
+    update_signal: _Booleans | Tensor[_T] | None = None,
+    max_norm: _Reals | Tensor[_T] | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
+@overload
+def adam_optimizer_list(
+    R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+    gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]], moment_2: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None,
+    global_gradient_norm: _Reals | Tensor[_T] | None = None,
+    update_signal: _Booleans | Tensor[_T] | None = None,
+    max_norm: _Reals | Tensor[_T] | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any]: ...
+@overload
+def adam_optimizer_list(
+    R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray], moment_2: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+    loss_scale: _Reals | CupyArray | None = None,
+    global_gradient_norm: _Reals | CupyArray | None = None,
+    update_signal: _Booleans | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
+    *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
+    max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+    weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
+@overload
+def adam_optimizer_list(
+    R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray], moment_2: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+    loss_scale: _Reals | CupyArray | None = None,
+    global_gradient_norm: _Reals | CupyArray | None = None,
+    update_signal: _Booleans | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
+    *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
+    max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+    weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any]: ...
+@overload
+def adam_optimizer_list(
+    R: _Reals | _Other, T: _Integers | _Other, weights: Sequence[_Other],
+    gradients: Sequence[_Other], moment_1: Sequence[_Other], moment_2: Sequence[_Other],
+    mixed_precision_weights: Sequence[_Other | None] | None = None,
+    loss_scale: _Reals | _Other | None = None, global_gradient_norm: _Reals | _Other | None = None,
+    update_signal: _Booleans | _Other | None = None, max_norm: _Reals | _Other | None = None, *,
+    alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
+    max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+    weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+@overload
 def adam_w_optimizer(
-    lr: _Reals | _Array, step: _Integers | _Array, weights: Sequence[_Array],
-    gradients: Sequence[_Array], momentums_1: Sequence[_Array], momentums_2: Sequence[_Array],
-    update_signal: _Booleans | _Array | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lr: _Reals | _NumPy, step: _Integers | _NumPy, weights: Sequence[_NumPy],
+    gradients: Sequence[_NumPy], momentums_1: Sequence[_NumPy], momentums_2: Sequence[_NumPy],
+    update_signal: _Booleans | _NumPy | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
     epsilon: _Real = 1e-08, weight_decay: _Real = 0.01, correct_bias: _Boolean = True,
     adam_mode: Literal[0, 1] = 0,
-    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]]:
+    """AdamW over a list: w = w - lr ((m / c1) / (sqrt(v / c2) + epsilon) + weight_decay w). Returns (updated_flag, *updated_weights, *updated_momentums_1, *updated_momentums_2)."""
+@overload
+def adam_w_optimizer(
+    lr: _Reals | _NumPy, step: _Integers | _NumPy, weights: Sequence[_NumPy],
+    gradients: Sequence[_NumPy], momentums_1: Sequence[_NumPy], momentums_2: Sequence[_NumPy],
+    update_signal: _Booleans | _NumPy | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    epsilon: _Real = 1e-08, weight_decay: _Real = 0.01, correct_bias: _Boolean = True,
+    adam_mode: Literal[0, 1] = 0,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any]: ...
+@overload
+def adam_w_optimizer(
+    lr: _Reals | Tensor[_T], step: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+    gradients: Sequence[Tensor[_T]], momentums_1: Sequence[Tensor[_T]],
+    momentums_2: Sequence[Tensor[_T]], update_signal: _Booleans | Tensor[_T] | None = None, *,
+    alpha: _Real = 0.9, beta: _Real = 0.999, epsilon: _Real = 1e-08, weight_decay: _Real = 0.01,
+    correct_bias: _Boolean = True, adam_mode: Literal[0, 1] = 0,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...]]: ...
+@overload
+def adam_w_optimizer(
+    lr: _Reals | Tensor[_T], step: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+    gradients: Sequence[Tensor[_T]], momentums_1: Sequence[Tensor[_T]],
+    momentums_2: Sequence[Tensor[_T]], update_signal: _Booleans | Tensor[_T] | None = None, *,
+    alpha: _Real = 0.9, beta: _Real = 0.999, epsilon: _Real = 1e-08, weight_decay: _Real = 0.01,
+    correct_bias: _Boolean = True, adam_mode: Literal[0, 1] = 0,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any]: ...
+@overload
+def adam_w_optimizer(
+    lr: _Reals | CupyArray, step: _Integers | CupyArray, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], momentums_1: Sequence[CupyArray],
+    momentums_2: Sequence[CupyArray], update_signal: _Booleans | CupyArray | None = None, *,
+    alpha: _Real = 0.9, beta: _Real = 0.999, epsilon: _Real = 1e-08, weight_decay: _Real = 0.01,
+    correct_bias: _Boolean = True, adam_mode: Literal[0, 1] = 0,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...]]: ...
+@overload
+def adam_w_optimizer(
+    lr: _Reals | CupyArray, step: _Integers | CupyArray, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], momentums_1: Sequence[CupyArray],
+    momentums_2: Sequence[CupyArray], update_signal: _Booleans | CupyArray | None = None, *,
+    alpha: _Real = 0.9, beta: _Real = 0.999, epsilon: _Real = 1e-08, weight_decay: _Real = 0.01,
+    correct_bias: _Boolean = True, adam_mode: Literal[0, 1] = 0,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any]: ...
+@overload
+def adam_w_optimizer(
+    lr: _Reals | _Other, step: _Integers | _Other, weights: Sequence[_Other],
+    gradients: Sequence[_Other], momentums_1: Sequence[_Other], momentums_2: Sequence[_Other],
+    update_signal: _Booleans | _Other | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    epsilon: _Real = 1e-08, weight_decay: _Real = 0.01, correct_bias: _Boolean = True,
+    adam_mode: Literal[0, 1] = 0,
+    out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
     outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-    """AdamW over a list: w = w - lr ((m / c1) / (sqrt(v / c2) + epsilon) + weight_decay w). Returns (updated_flag, *updated_weights, *updated_momentums_1, *updated_momentums_2)."""
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+@overload
 def adasum_all_reduce(
-    input: Sequence[_Array], *, group: ProcessGroup, reduce_algo: Literal[0, 1, 2] = 0,
-    out: tuple[_Memory | None, ...] | None = None,
+    input: Sequence[_NumPy], *, group: ProcessGroup, reduce_algo: Literal[0, 1, 2] = 0,
+    out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[NDArray[Any], ...]:
     """Adaptive sum: output[i] = (1 - ab / 2 aa) a + (1 - ab / 2 bb) b of pairs of ranks, in place. Returns *output."""
+@overload
+def adasum_all_reduce(
+    input: Sequence[Tensor[_T]], *, group: ProcessGroup, reduce_algo: Literal[0, 1, 2] = 0,
+    out: tuple[Tensor[_T] | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[_T, ...]: ...
+@overload
+def adasum_all_reduce(
+    input: Sequence[CupyArray], *, group: ProcessGroup, reduce_algo: Literal[0, 1, 2] = 0,
+    out: tuple[CupyArray | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def adasum_all_reduce(
+    input: Sequence[_Other], *, group: ProcessGroup, reduce_algo: Literal[0, 1, 2] = 0,
+    out: tuple[_Other | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
+@overload
 def all(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Conjunction of all elements: Y[0] = X[0] and X[1] and ...; True where there are none. Returns Y."""
+@overload
+def all(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def all(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def all(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def average_pool(
-    X: _Array, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-    ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
-    pads: _Integers | None = None, strides: _Integers | None = None,
-    count_include_pad: _Boolean = False, out: _Memory | None = None,
+    X: _NumPy, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    count_include_pad: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Means of windows: Y[n, c, o] = sum over k of X[n, c, o s - p + k d] / count. Returns Y."""
+@overload
+def average_pool(
+    X: Tensor[_T], *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    count_include_pad: _Boolean = False, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def average_pool(
+    X: CupyArray, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    count_include_pad: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def average_pool(
+    X: _Other, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    count_include_pad: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def average_pool_grad(
-    dY: _Array, shape: _Integers, *,
+    dY: _NumPy, shape: _Integers, *,
     auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-    ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
-    pads: _Integers | None = None, strides: _Integers | None = None,
-    count_include_pad: _Boolean = False, out: _Memory | None = None,
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    count_include_pad: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of AveragePool: dX[i] = sum over the windows o that i is in of dY[o] / count[o]. Returns dX."""
+@overload
+def average_pool_grad(
+    dY: Tensor[_T], shape: _Integers, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    count_include_pad: _Boolean = False, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def average_pool_grad(
+    dY: CupyArray, shape: _Integers, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    count_include_pad: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def average_pool_grad(
+    dY: _Other, shape: _Integers, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    count_include_pad: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def batch_norm_internal(
-    X: _Array, scale: _Array, B: _Array, input_mean: _Array, input_var: _Array, *,
+    X: _NumPy, scale: _NumPy, B: _NumPy, input_mean: _NumPy, input_var: _NumPy, *,
     epsilon: _Real = 1e-05, momentum: _Real = 0.9, training_mode: _Boolean = True,
     unbiased: _Boolean = True,
-    out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]:
+    """Batch normalisation: Y = scale (X - mean) inv_std + B, inv_std = 1 / sqrt(var + epsilon). Returns (Y, running_mean, running_var, saved_mean, saved_inv_std)."""
+@overload
+def batch_norm_internal(
+    X: _NumPy, scale: _NumPy, B: _NumPy, input_mean: _NumPy, input_var: _NumPy, *,
+    epsilon: _Real = 1e-05, momentum: _Real = 0.9, training_mode: _Boolean = True,
+    unbiased: _Boolean = True,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def batch_norm_internal(
+    X: Tensor[_T], scale: Tensor[_T], B: Tensor[_T], input_mean: Tensor[_T], input_var: Tensor[_T],
+    *, epsilon: _Real = 1e-05, momentum: _Real = 0.9, training_mode: _Boolean = True,
+    unbiased: _Boolean = True,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T | Any, _T | Any, _T | Any, _T | Any]: ...
+@overload
+def batch_norm_internal(
+    X: Tensor[_T], scale: Tensor[_T], B: Tensor[_T], input_mean: Tensor[_T], input_var: Tensor[_T],
+    *, epsilon: _Real = 1e-05, momentum: _Real = 0.9, training_mode: _Boolean = True,
+    unbiased: _Boolean = True,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any, _T | Any]: ...
+@overload
+def batch_norm_internal(
+    X: CupyArray, scale: CupyArray, B: CupyArray, input_mean: CupyArray, input_var: CupyArray, *,
+    epsilon: _Real = 1e-05, momentum: _Real = 0.9, training_mode: _Boolean = True,
+    unbiased: _Boolean = True,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def batch_norm_internal(
+    X: CupyArray, scale: CupyArray, B: CupyArray, input_mean: CupyArray, input_var: CupyArray, *,
+    epsilon: _Real = 1e-05, momentum: _Real = 0.9, training_mode: _Boolean = True,
+    unbiased: _Boolean = True,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def batch_norm_internal(
+    X: _Other, scale: _Other, B: _Other, input_mean: _Other, input_var: _Other, *,
+    epsilon: _Real = 1e-05, momentum: _Real = 0.9, training_mode: _Boolean = True,
+    unbiased: _Boolean = True,
+    out: tuple[_Other | None, _Other | None, _Other | None, _Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any, Any, Any, Any]:
-    """Batch normalisation: Y = scale (X - mean) inv_std + B, inv_std = 1 / sqrt(var + epsilon). Returns (Y, running_mean, running_var, saved_mean, saved_inv_std)."""
+) -> tuple[Any, Any, Any, Any, Any]: ...
+@overload
 def batch_normalization_grad(
-    dY: _Array, X: _Array, scale: _Array, saved_mean: _Array, saved_inv_std: _Array, *,
-    epsilon: _Real, out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    dY: _NumPy, X: _NumPy, scale: _NumPy, saved_mean: _NumPy, saved_inv_std: _NumPy, *,
+    epsilon: _Real,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Gradient: X_grad = scale saved_inv_std (dY - mean of dY - xhat mean of (dY xhat)). Returns (X_grad, scale_grad, bias_grad)."""
+@overload
+def batch_normalization_grad(
+    dY: _NumPy, X: _NumPy, scale: _NumPy, saved_mean: _NumPy, saved_inv_std: _NumPy, *,
+    epsilon: _Real,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def batch_normalization_grad(
+    dY: Tensor[_T], X: Tensor[_T], scale: Tensor[_T], saved_mean: Tensor[_T],
+    saved_inv_std: Tensor[_T], *, epsilon: _Real,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T]: ...
+@overload
+def batch_normalization_grad(
+    dY: Tensor[_T], X: Tensor[_T], scale: Tensor[_T], saved_mean: Tensor[_T],
+    saved_inv_std: Tensor[_T], *, epsilon: _Real,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+@overload
+def batch_normalization_grad(
+    dY: CupyArray, X: CupyArray, scale: CupyArray, saved_mean: CupyArray, saved_inv_std: CupyArray,
+    *, epsilon: _Real,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+@overload
+def batch_normalization_grad(
+    dY: CupyArray, X: CupyArray, scale: CupyArray, saved_mean: CupyArray, saved_inv_std: CupyArray,
+    *, epsilon: _Real,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def batch_normalization_grad(
+    dY: _Other, X: _Other, scale: _Other, saved_mean: _Other, saved_inv_std: _Other, *,
+    epsilon: _Real, out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any, Any]:
-    """Gradient: X_grad = scale saved_inv_std (dY - mean of dY - xhat mean of (dY xhat)). Returns (X_grad, scale_grad, bias_grad)."""
+) -> tuple[Any, Any, Any]: ...
+@overload
 def batch_scale(
-    input: _Array, *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None,
-    out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    input: _NumPy, *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | Any]:
+    """Several scaled copies: output_i = input scale_i for i = 0, 1 and, if there is a scale_2, 2. Returns (output_0, output_1, output_2)."""
+@overload
+def batch_scale(
+    input: _NumPy, *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output_0", "output_1", "output_2"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def batch_scale(
+    input: Tensor[_T], *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T | Any]: ...
+@overload
+def batch_scale(
+    input: Tensor[_T], *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output_0", "output_1", "output_2"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+@overload
+def batch_scale(
+    input: CupyArray, *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray | Any]: ...
+@overload
+def batch_scale(
+    input: CupyArray, *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output_0", "output_1", "output_2"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def batch_scale(
+    input: _Other, *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None,
+    out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["output_0", "output_1", "output_2"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any, Any]:
-    """Several scaled copies: output_i = input scale_i for i = 0, 1 and, if there is a scale_2, 2. Returns (output_0, output_1, output_2)."""
+) -> tuple[Any, Any, Any]: ...
+@overload
 def bias_dropout(
-    data: _Array, bias: _Array, residual: _Array | None = None, ratio: _Reals | None = None,
-    training_mode: _Booleans | None = None, state: _Integers | _Array | None = None, *,
-    seed: _Integer | None = None, out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
-    """Dropout of a sum: output = (data + bias) / (1 - ratio) where mask, else 0; + residual. Returns (output, mask)."""
-def bias_fast_gelu_grad_dx(
-    dY: _Array, X: _Array, B: _Array, *, out: _Memory | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
-    """Gradient of FastGelu with bias by X: dX = dY (s + Z v' s (1 - s)), Z = X + B. Returns dX."""
-def bias_gelu(
-    A: _Array, B: _Array, *, out: _Memory | None = None,
-    outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
-    """Gelu of a sum: C = Z Phi(Z), Z = A + B. Returns C."""
-def bias_gelu_grad_dx(
-    dY: _Array, X: _Array, B: _Array, *, out: _Memory | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
-    """Gradient of BiasGelu by X: dX = dY (Phi(Z) + Z phi(Z)), Z = X + B. Returns dX."""
-def bias_softmax_dropout(
-    data: _Array, bias: _Array, ratio: _Reals | None = None,
-    state: _Integers | _Array | None = None, *, axis: _Integer = 1, is_inner_broadcast: _Boolean,
+    data: _NumPy, bias: _NumPy, residual: _NumPy | None = None, ratio: _Reals | None = None,
+    training_mode: _Booleans | None = None, state: _Integers | _NumPy | None = None, *,
     seed: _Integer | None = None,
-    out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Dropout of a sum: output = (data + bias) / (1 - ratio) where mask, else 0; + residual. Returns (output, mask)."""
+@overload
+def bias_dropout(
+    data: _NumPy, bias: _NumPy, residual: _NumPy | None = None, ratio: _Reals | None = None,
+    training_mode: _Booleans | None = None, state: _Integers | _NumPy | None = None, *,
+    seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def bias_dropout(
+    data: Tensor[_T], bias: Tensor[_T], residual: Tensor[_T] | None = None,
+    ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | Tensor[_T] | None = None, *, seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def bias_dropout(
+    data: Tensor[_T], bias: Tensor[_T], residual: Tensor[_T] | None = None,
+    ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | Tensor[_T] | None = None, *, seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def bias_dropout(
+    data: CupyArray, bias: CupyArray, residual: CupyArray | None = None,
+    ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | CupyArray | None = None, *, seed: _Integer | None = None,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def bias_dropout(
+    data: CupyArray, bias: CupyArray, residual: CupyArray | None = None,
+    ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | CupyArray | None = None, *, seed: _Integer | None = None,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def bias_dropout(
+    data: _Other, bias: _Other, residual: _Other | None = None, ratio: _Reals | None = None,
+    training_mode: _Booleans | None = None, state: _Integers | _Other | None = None, *,
+    seed: _Integer | None = None, out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
+def bias_fast_gelu_grad_dx(
+    dY: _NumPy, X: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gradient of FastGelu with bias by X: dX = dY (s + Z v' s (1 - s)), Z = X + B. Returns dX."""
+@overload
+def bias_fast_gelu_grad_dx(
+    dY: Tensor[_T], X: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def bias_fast_gelu_grad_dx(
+    dY: CupyArray, X: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def bias_fast_gelu_grad_dx(
+    dY: _Other, X: _Other, B: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def bias_gelu(
+    A: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gelu of a sum: C = Z Phi(Z), Z = A + B. Returns C."""
+@overload
+def bias_gelu(
+    A: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def bias_gelu(
+    A: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def bias_gelu(
+    A: _Other, B: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def bias_gelu_grad_dx(
+    dY: _NumPy, X: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gradient of BiasGelu by X: dX = dY (Phi(Z) + Z phi(Z)), Z = X + B. Returns dX."""
+@overload
+def bias_gelu_grad_dx(
+    dY: Tensor[_T], X: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def bias_gelu_grad_dx(
+    dY: CupyArray, X: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def bias_gelu_grad_dx(
+    dY: _Other, X: _Other, B: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def bias_softmax_dropout(
+    data: _NumPy, bias: _NumPy, ratio: _Reals | None = None,
+    state: _Integers | _NumPy | None = None, *, axis: _Integer = 1, is_inner_broadcast: _Boolean,
+    seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Dropout of a softmax: dropout_output = p / (1 - ratio) where mask, else 0. Returns (dropout_output, mask, softmax_output)."""
+@overload
+def bias_softmax_dropout(
+    data: _NumPy, bias: _NumPy, ratio: _Reals | None = None,
+    state: _Integers | _NumPy | None = None, *, axis: _Integer = 1, is_inner_broadcast: _Boolean,
+    seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["dropout_output", "mask", "softmax_output"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def bias_softmax_dropout(
+    data: Tensor[_T], bias: Tensor[_T], ratio: _Reals | None = None,
+    state: _Integers | Tensor[_T] | None = None, *, axis: _Integer = 1,
+    is_inner_broadcast: _Boolean, seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T]: ...
+@overload
+def bias_softmax_dropout(
+    data: Tensor[_T], bias: Tensor[_T], ratio: _Reals | None = None,
+    state: _Integers | Tensor[_T] | None = None, *, axis: _Integer = 1,
+    is_inner_broadcast: _Boolean, seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["dropout_output", "mask", "softmax_output"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+@overload
+def bias_softmax_dropout(
+    data: CupyArray, bias: CupyArray, ratio: _Reals | None = None,
+    state: _Integers | CupyArray | None = None, *, axis: _Integer = 1, is_inner_broadcast: _Boolean,
+    seed: _Integer | None = None,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+@overload
+def bias_softmax_dropout(
+    data: CupyArray, bias: CupyArray, ratio: _Reals | None = None,
+    state: _Integers | CupyArray | None = None, *, axis: _Integer = 1, is_inner_broadcast: _Boolean,
+    seed: _Integer | None = None,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["dropout_output", "mask", "softmax_output"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def bias_softmax_dropout(
+    data: _Other, bias: _Other, ratio: _Reals | None = None,
+    state: _Integers | _Other | None = None, *, axis: _Integer = 1, is_inner_broadcast: _Boolean,
+    seed: _Integer | None = None,
+    out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["dropout_output", "mask", "softmax_output"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any, Any]:
-    """Dropout of a softmax: dropout_output = p / (1 - ratio) where mask, else 0. Returns (dropout_output, mask, softmax_output)."""
+) -> tuple[Any, Any, Any]: ...
+@overload
 def bitmask_bias_dropout(
-    data: _Array, bias: _Array, residual: _Array | None = None, ratio: _Reals | None = None,
-    training_mode: _Booleans | None = None, state: _Integers | _Array | None = None, *,
-    seed: _Integer | None = None, out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
-    """Dropout of a sum with a mask of bits: output = (data + bias) / (1 - ratio), or 0; + residual. Returns (output, mask)."""
-def bitmask_dropout(
-    data: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
-    state: _Integers | _Array | None = None, *, seed: _Integer | None = None,
-    out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
-    """Dropout with a mask of bits: output = data / (1 - ratio) where its bit is 1, else 0. Returns (output, mask)."""
-def bitmask_dropout_grad(
-    dy: _Array, mask: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
-    *, out: _Memory | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+    data: _NumPy, bias: _NumPy, residual: _NumPy | None = None, ratio: _Reals | None = None,
+    training_mode: _Booleans | None = None, state: _Integers | _NumPy | None = None, *,
+    seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Dropout of a sum with a mask of bits: output = (data + bias) / (1 - ratio), or 0; + residual. Returns (output, mask)."""
+@overload
+def bitmask_bias_dropout(
+    data: _NumPy, bias: _NumPy, residual: _NumPy | None = None, ratio: _Reals | None = None,
+    training_mode: _Booleans | None = None, state: _Integers | _NumPy | None = None, *,
+    seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def bitmask_bias_dropout(
+    data: Tensor[_T], bias: Tensor[_T], residual: Tensor[_T] | None = None,
+    ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | Tensor[_T] | None = None, *, seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def bitmask_bias_dropout(
+    data: Tensor[_T], bias: Tensor[_T], residual: Tensor[_T] | None = None,
+    ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | Tensor[_T] | None = None, *, seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def bitmask_bias_dropout(
+    data: CupyArray, bias: CupyArray, residual: CupyArray | None = None,
+    ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | CupyArray | None = None, *, seed: _Integer | None = None,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def bitmask_bias_dropout(
+    data: CupyArray, bias: CupyArray, residual: CupyArray | None = None,
+    ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | CupyArray | None = None, *, seed: _Integer | None = None,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def bitmask_bias_dropout(
+    data: _Other, bias: _Other, residual: _Other | None = None, ratio: _Reals | None = None,
+    training_mode: _Booleans | None = None, state: _Integers | _Other | None = None, *,
+    seed: _Integer | None = None, out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
+def bitmask_dropout(
+    data: _NumPy, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | _NumPy | None = None, *, seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Dropout with a mask of bits: output = data / (1 - ratio) where its bit is 1, else 0. Returns (output, mask)."""
+@overload
+def bitmask_dropout(
+    data: _NumPy, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | _NumPy | None = None, *, seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def bitmask_dropout(
+    data: Tensor[_T], ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | Tensor[_T] | None = None, *, seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def bitmask_dropout(
+    data: Tensor[_T], ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | Tensor[_T] | None = None, *, seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def bitmask_dropout(
+    data: CupyArray, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | CupyArray | None = None, *, seed: _Integer | None = None,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def bitmask_dropout(
+    data: CupyArray, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | CupyArray | None = None, *, seed: _Integer | None = None,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def bitmask_dropout(
+    data: _Other, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | _Other | None = None, *, seed: _Integer | None = None,
+    out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
+def bitmask_dropout_grad(
+    dy: _NumPy, mask: _NumPy, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+    workspace: _Memory | None = None,
+) -> NDArray[Any]:
     """Gradient of BitmaskDropout: dx = dy / (1 - ratio) where the mask's bit is 1, else 0. Returns dx."""
+@overload
+def bitmask_dropout_grad(
+    dy: Tensor[_T], mask: Tensor[_T], ratio: _Reals | None = None,
+    training_mode: _Booleans | None = None, *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def bitmask_dropout_grad(
+    dy: CupyArray, mask: CupyArray, ratio: _Reals | None = None,
+    training_mode: _Booleans | None = None, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def bitmask_dropout_grad(
+    dy: _Other, mask: _Other, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    *, out: _Other | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def concat_training(
-    inputs: Sequence[_Array], *, axis: _Integer,
-    out: tuple[_Memory | None, _Memory | None] | None = None,
+    inputs: Sequence[_NumPy], *, axis: _Integer,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Arrays joined along an axis: concat_result = inputs[0], inputs[1], ... one after the other. Returns (concat_result, per_input_length)."""
+@overload
+def concat_training(
+    inputs: Sequence[_NumPy], *, axis: _Integer,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["concat_result", "per_input_length"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[np.int64] | Any]: ...
+@overload
+def concat_training(
+    inputs: Sequence[Tensor[_T]], *, axis: _Integer,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def concat_training(
+    inputs: Sequence[Tensor[_T]], *, axis: _Integer,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["concat_result", "per_input_length"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def concat_training(
+    inputs: Sequence[CupyArray], *, axis: _Integer,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, NDArray[np.int64]]: ...
+@overload
+def concat_training(
+    inputs: Sequence[CupyArray], *, axis: _Integer,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["concat_result", "per_input_length"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, NDArray[np.int64] | Any]: ...
+@overload
+def concat_training(
+    inputs: Sequence[_Other], *, axis: _Integer,
+    out: tuple[_Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["concat_result", "per_input_length"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, NDArray[np.int64]]:
-    """Arrays joined along an axis: concat_result = inputs[0], inputs[1], ... one after the other. Returns (concat_result, per_input_length)."""
+) -> tuple[Any, Any]: ...
+@overload
 def conv(
-    X: _Array, W: _Array, B: _Array | None = None, *,
+    X: _NumPy, W: _NumPy, B: _NumPy | None = None, *,
     auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-    dilations: _Integers | None = None, group: _Integer = 1, kernel_shape: _Integers | None = None,
-    pads: _Integers | None = None, strides: _Integers | None = None, allow_tf32: _Boolean = False,
-    out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
-    workspace: _Memory | None = None,
-) -> Any:
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
     """Convolution: Y[n, m, o] = B[m] + sum over c, k of X[n, c, o s - p + k d] W[m, c, k]. Returns Y."""
+@overload
+def conv(
+    X: Tensor[_T], W: Tensor[_T], B: Tensor[_T] | None = None, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def conv(
+    X: CupyArray, W: CupyArray, B: CupyArray | None = None, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def conv(
+    X: _Other, W: _Other, B: _Other | None = None, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def conv_grad(
-    dY: _Array, X: _Array, W: _Array, *,
+    dY: _NumPy, X: _NumPy, W: _NumPy, *,
     auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-    dilations: _Integers | None = None, group: _Integer = 1, kernel_shape: _Integers | None = None,
-    pads: _Integers | None = None, strides: _Integers | None = None, allow_tf32: _Boolean = False,
-    out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any, Any]:
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Gradient of Conv: dX[n, c, o s - p + k d] = sum over m, k, o of dY[n, m, o] W[m, c, k]. Returns (dX, dW, dB)."""
-def conv_transpose(
-    X: _Array, W: _Array, B: _Array | None = None, *,
+@overload
+def conv_grad(
+    dY: _NumPy, X: _NumPy, W: _NumPy, *,
     auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-    dilations: _Integers | None = None, group: _Integer = 1, kernel_shape: _Integers | None = None,
-    output_padding: _Integers | None = None, output_shape: _Integers | None = None,
-    pads: _Integers | None = None, strides: _Integers | None = None, allow_tf32: _Boolean = False,
-    out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
-    workspace: _Memory | None = None,
-) -> Any:
-    """Transposed convolution: Y[n, m, i s - p + k d] = B[m] + sum of X[n, c, i] W[c, m, k]. Returns Y."""
-def conv_transpose_grad(
-    dY: _Array, X: _Array, W: _Array, *,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def conv_grad(
+    dY: Tensor[_T], X: Tensor[_T], W: Tensor[_T], *,
     auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-    dilations: _Integers | None = None, group: _Integer = 1, kernel_shape: _Integers | None = None,
-    output_padding: _Integers | None = None, output_shape: _Integers | None = None,
-    pads: _Integers | None = None, strides: _Integers | None = None, allow_tf32: _Boolean = False,
-    out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T]: ...
+@overload
+def conv_grad(
+    dY: Tensor[_T], X: Tensor[_T], W: Tensor[_T], *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+@overload
+def conv_grad(
+    dY: CupyArray, X: CupyArray, W: CupyArray, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+@overload
+def conv_grad(
+    dY: CupyArray, X: CupyArray, W: CupyArray, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def conv_grad(
+    dY: _Other, X: _Other, W: _Other, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any, Any]: ...
+@overload
+def conv_transpose(
+    X: _NumPy, W: _NumPy, B: _NumPy | None = None, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Transposed convolution: Y[n, m, i s - p + k d] = B[m] + sum of X[n, c, i] W[c, m, k]. Returns Y."""
+@overload
+def conv_transpose(
+    X: Tensor[_T], W: Tensor[_T], B: Tensor[_T] | None = None, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def conv_transpose(
+    X: CupyArray, W: CupyArray, B: CupyArray | None = None, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def conv_transpose(
+    X: _Other, W: _Other, B: _Other | None = None, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def conv_transpose_grad(
+    dY: _NumPy, X: _NumPy, W: _NumPy, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Gradient of ConvTranspose: dX[n, c, i] = sum over m, k of dY[n, m, i s - p + k d] W[c, m, k]. Returns (dX, dW, dB)."""
+@overload
+def conv_transpose_grad(
+    dY: _NumPy, X: _NumPy, W: _NumPy, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def conv_transpose_grad(
+    dY: Tensor[_T], X: Tensor[_T], W: Tensor[_T], *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T]: ...
+@overload
+def conv_transpose_grad(
+    dY: Tensor[_T], X: Tensor[_T], W: Tensor[_T], *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+@overload
+def conv_transpose_grad(
+    dY: CupyArray, X: CupyArray, W: CupyArray, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+@overload
+def conv_transpose_grad(
+    dY: CupyArray, X: CupyArray, W: CupyArray, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def conv_transpose_grad(
+    dY: _Other, X: _Other, W: _Other, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    allow_tf32: _Boolean = False,
+    out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any]: ...
+@overload
 def cross_entropy_loss_and_grad(
-    scores: _Array, labels: _Array, weights: _Array | None = None,
-    ignore_index: _Integers | None = None, loss_scale: _Reals | _Array | None = None, *,
+    scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[_Memory | None, _Memory | None] | None = None,
+    check: _Boolean = False, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Loss and gradient in one call: d_scores = (softmax - [label]) loss_scale weights[label] / N. Returns (output, d_scores)."""
+@overload
+def cross_entropy_loss_and_grad(
+    scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def cross_entropy_loss_and_grad(
+    scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def cross_entropy_loss_and_grad(
+    scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def cross_entropy_loss_and_grad(
+    scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def cross_entropy_loss_and_grad(
+    scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def cross_entropy_loss_and_grad(
+    scores: _Other, labels: _Other, weights: _Other | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | _Other | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, out: tuple[_Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["output", "d_scores"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
-    """Loss and gradient in one call: d_scores = (softmax - [label]) loss_scale weights[label] / N. Returns (output, d_scores)."""
+) -> tuple[Any, Any]: ...
+@overload
 def div_grad(
-    dY: _Array, A: _Array, B: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
-    """Gradient of Y = A / B: dA = sum of dY / B, dB = sum of -(dY / B) (A / B). Returns (dA, dB)."""
-def dropout(
-    data: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
-    state: _Integers | _Array | None = None, *, seed: _Integer | None = None,
-    out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
-    """Dropout: output = data / (1 - ratio) where mask, else 0; mask is True with 1 - ratio. Returns (output, mask)."""
-def dropout_grad(
-    dy: _Array, mask: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
-    *, out: _Memory | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+    dY: _NumPy, A: _NumPy, B: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
     workspace: _Memory | None = None,
-) -> Any:
-    """Gradient of Dropout: dx = dy / (1 - ratio) where mask, else 0. Returns dx."""
-def fake_quant(
-    input: _Array, scale: _Reals, zero_point: _Reals, *, quant_min: _Integer = 0,
-    quant_max: _Integer = 255, out: tuple[_Memory | None, _Memory | None] | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gradient of Y = A / B: dA = sum of dY / B, dB = sum of -(dY / B) (A / B). Returns (dA, dB)."""
+@overload
+def div_grad(
+    dY: _NumPy, A: _NumPy, B: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def div_grad(
+    dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def div_grad(
+    dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def div_grad(
+    dY: CupyArray, A: CupyArray, B: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def div_grad(
+    dY: CupyArray, A: CupyArray, B: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def div_grad(
+    dY: _Other, A: _Other, B: _Other, *, out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
+def dropout(
+    data: _NumPy, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | _NumPy | None = None, *, seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Dropout: output = data / (1 - ratio) where mask, else 0; mask is True with 1 - ratio. Returns (output, mask)."""
+@overload
+def dropout(
+    data: _NumPy, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | _NumPy | None = None, *, seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def dropout(
+    data: Tensor[_T], ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | Tensor[_T] | None = None, *, seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def dropout(
+    data: Tensor[_T], ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | Tensor[_T] | None = None, *, seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def dropout(
+    data: CupyArray, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | CupyArray | None = None, *, seed: _Integer | None = None,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def dropout(
+    data: CupyArray, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | CupyArray | None = None, *, seed: _Integer | None = None,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def dropout(
+    data: _Other, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | _Other | None = None, *, seed: _Integer | None = None,
+    out: tuple[_Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any]: ...
+@overload
+def dropout_grad(
+    dy: _NumPy, mask: _NumPy, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+    workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gradient of Dropout: dx = dy / (1 - ratio) where mask, else 0. Returns dx."""
+@overload
+def dropout_grad(
+    dy: Tensor[_T], mask: Tensor[_T], ratio: _Reals | None = None,
+    training_mode: _Booleans | None = None, *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def dropout_grad(
+    dy: CupyArray, mask: CupyArray, ratio: _Reals | None = None,
+    training_mode: _Booleans | None = None, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def dropout_grad(
+    dy: _Other, mask: _Other, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    *, out: _Other | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def fake_quant(
+    input: _NumPy, scale: _Reals, zero_point: _Reals, *, quant_min: _Integer = 0,
+    quant_max: _Integer = 255, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Quantised and back: output = (min(quant_max, max(quant_min, q)) - zero_point) scale. Returns (output, mask)."""
+@overload
+def fake_quant(
+    input: _NumPy, scale: _Reals, zero_point: _Reals, *, quant_min: _Integer = 0,
+    quant_max: _Integer = 255, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def fake_quant(
+    input: Tensor[_T], scale: _Reals, zero_point: _Reals, *, quant_min: _Integer = 0,
+    quant_max: _Integer = 255, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def fake_quant(
+    input: Tensor[_T], scale: _Reals, zero_point: _Reals, *, quant_min: _Integer = 0,
+    quant_max: _Integer = 255, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def fake_quant(
+    input: CupyArray, scale: _Reals, zero_point: _Reals, *, quant_min: _Integer = 0,
+    quant_max: _Integer = 255, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def fake_quant(
+    input: CupyArray, scale: _Reals, zero_point: _Reals, *, quant_min: _Integer = 0,
+    quant_max: _Integer = 255, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def fake_quant(
+    input: _Other, scale: _Reals, zero_point: _Reals, *, quant_min: _Integer = 0,
+    quant_max: _Integer = 255, out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
 def fake_quant_grad(
-    dY: _Array, gradient_mask: _Array, *, out: _Memory | None = None,
+    dY: _NumPy, gradient_mask: _NumPy, *, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of FakeQuant, straight through: dX = dY where gradient_mask, else 0. Returns dX."""
-def fast_gelu(
-    X: _Array, bias: _Array | None = None, *, out: _Memory | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
-    """Gelu by tanh: Y = Z / (1 + exp(-v)), v = 2 sqrt(2 / pi) (Z + 0.044715 Z^3), Z = X + bias. Returns Y."""
-def fast_gelu_grad(
-    dY: _Array, X: _Array, *, out: _Memory | None = None,
+@overload
+def fake_quant_grad(
+    dY: Tensor[_T], gradient_mask: Tensor[_T], *, out: Tensor[_T] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> _T: ...
+@overload
+def fake_quant_grad(
+    dY: CupyArray, gradient_mask: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def fake_quant_grad(
+    dY: _Other, gradient_mask: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def fast_gelu(
+    X: _NumPy, bias: _NumPy | None = None, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gelu by tanh: Y = Z / (1 + exp(-v)), v = 2 sqrt(2 / pi) (Z + 0.044715 Z^3), Z = X + bias. Returns Y."""
+@overload
+def fast_gelu(
+    X: Tensor[_T], bias: Tensor[_T] | None = None, *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def fast_gelu(
+    X: CupyArray, bias: CupyArray | None = None, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def fast_gelu(
+    X: _Other, bias: _Other | None = None, *, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def fast_gelu_grad(
+    dY: _NumPy, X: _NumPy, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
     """Gradient of FastGelu: dX = dY (s + X v' s (1 - s)), s = 1 / (1 + exp(-v)). Returns dX."""
+@overload
+def fast_gelu_grad(
+    dY: Tensor[_T], X: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def fast_gelu_grad(
+    dY: CupyArray, X: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def fast_gelu_grad(
+    dY: _Other, X: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def flatten_and_unpad(
-    input: _Array, indices: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+    input: _NumPy, indices: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Selected rows: output[r] = input.reshape(M1 M2, ...)[indices[r]]; the padding falls off. Returns (output, unflatten_dims)."""
+@overload
+def flatten_and_unpad(
+    input: _NumPy, indices: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "unflatten_dims"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[np.int64] | Any]: ...
+@overload
+def flatten_and_unpad(
+    input: Tensor[_T], indices: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def flatten_and_unpad(
+    input: Tensor[_T], indices: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "unflatten_dims"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def flatten_and_unpad(
+    input: CupyArray, indices: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, NDArray[np.int64]]: ...
+@overload
+def flatten_and_unpad(
+    input: CupyArray, indices: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "unflatten_dims"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, NDArray[np.int64] | Any]: ...
+@overload
+def flatten_and_unpad(
+    input: _Other, indices: _Other, *, out: tuple[_Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["output", "unflatten_dims"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, NDArray[np.int64]]:
-    """Selected rows: output[r] = input.reshape(M1 M2, ...)[indices[r]]; the padding falls off. Returns (output, unflatten_dims)."""
+) -> tuple[Any, Any]: ...
+@overload
 def gather_elements_grad(
-    dY: _Array, shape: _Integers, indices: _Array, *, axis: _Integer = 0,
-    deterministic: _Boolean = True, check: _Boolean = False, out: _Memory | None = None,
+    dY: _NumPy, shape: _Integers, indices: _NumPy, *, axis: _Integer = 0,
+    deterministic: _Boolean = True, check: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of GatherElements: dX[q] = sum of dY[p] over all positions p with q(p) = q. Returns dX."""
+@overload
+def gather_elements_grad(
+    dY: Tensor[_T], shape: _Integers, indices: Tensor[_T], *, axis: _Integer = 0,
+    deterministic: _Boolean = True, check: _Boolean = False, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gather_elements_grad(
+    dY: CupyArray, shape: _Integers, indices: CupyArray, *, axis: _Integer = 0,
+    deterministic: _Boolean = True, check: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gather_elements_grad(
+    dY: _Other, shape: _Integers, indices: _Other, *, axis: _Integer = 0,
+    deterministic: _Boolean = True, check: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gather_grad(
-    shape: _Integers, indices: _Array, dY: _Array, *, axis: _Integer = 0,
-    deterministic: _Boolean = True, check: _Boolean = False, out: _Memory | None = None,
+    shape: _Integers, indices: _NumPy, dY: _NumPy, *, axis: _Integer = 0,
+    deterministic: _Boolean = True, check: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of Gather: dX[b, g, w] = sum of dY[b, k, w] over all k with indices[k] = g. Returns dX."""
-def gather_nd_grad(
-    shape: _Integers, indices: _Array, update: _Array, *, batch_dims: _Integer = 0,
-    deterministic: _Boolean = True, check: _Boolean = False, out: _Memory | None = None,
-    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
-    """Gradient of GatherND: output[i_1, ..., i_k, w] = sum of the slices with that index. Returns output."""
-def gelu(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
-    workspace: _Memory | None = None,
-) -> Any:
-    """Gaussian error linear unit: Y = X Phi(X). Returns Y."""
-def gelu_grad(
-    dY: _Array, X: _Array, *, out: _Memory | None = None,
+@overload
+def gather_grad(
+    shape: _Integers, indices: Tensor[_T], dY: Tensor[_T], *, axis: _Integer = 0,
+    deterministic: _Boolean = True, check: _Boolean = False, out: Tensor[_T] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> _T: ...
+@overload
+def gather_grad(
+    shape: _Integers, indices: CupyArray, dY: CupyArray, *, axis: _Integer = 0,
+    deterministic: _Boolean = True, check: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gather_grad(
+    shape: _Integers, indices: _Other, dY: _Other, *, axis: _Integer = 0,
+    deterministic: _Boolean = True, check: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def gather_nd_grad(
+    shape: _Integers, indices: _NumPy, update: _NumPy, *, batch_dims: _Integer = 0,
+    deterministic: _Boolean = True, check: _Boolean = False, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gradient of GatherND: output[i_1, ..., i_k, w] = sum of the slices with that index. Returns output."""
+@overload
+def gather_nd_grad(
+    shape: _Integers, indices: Tensor[_T], update: Tensor[_T], *, batch_dims: _Integer = 0,
+    deterministic: _Boolean = True, check: _Boolean = False, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gather_nd_grad(
+    shape: _Integers, indices: CupyArray, update: CupyArray, *, batch_dims: _Integer = 0,
+    deterministic: _Boolean = True, check: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gather_nd_grad(
+    shape: _Integers, indices: _Other, update: _Other, *, batch_dims: _Integer = 0,
+    deterministic: _Boolean = True, check: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def gelu(
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gaussian error linear unit: Y = X Phi(X). Returns Y."""
+@overload
+def gelu(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gelu(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gelu(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def gelu_grad(
+    dY: _NumPy, X: _NumPy, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
     """Gradient of Gelu: dX = dY (Phi(X) + X phi(X)). Returns dX."""
+@overload
+def gelu_grad(
+    dY: Tensor[_T], X: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gelu_grad(
+    dY: CupyArray, X: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gelu_grad(
+    dY: _Other, X: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_binarize_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Sign test back to numbers: Y = 1 where X, else 0. Returns Y."""
+@overload
+def gist_binarize_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_binarize_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_binarize_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_binarize_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Sign test: Y = X > 0, in one byte an element. Returns Y."""
+@overload
+def gist_binarize_encoder(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_binarize_encoder(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_binarize_encoder(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_block_e4m3_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Scaled FP8 back: Y = 2^s times the value of an E4M3 code, rounded to float32 and then to T. Returns Y."""
+@overload
+def gist_block_e4m3_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_block_e4m3_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_block_e4m3_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_block_e4m3_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Scaled FP8: Y = X / 2^s rounded to OCP E4M3, s shared by 128 consecutive elements. Returns Y."""
+@overload
+def gist_block_e4m3_encoder(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_block_e4m3_encoder(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_block_e4m3_encoder(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_block_e5m2_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Scaled FP8 back: Y = 2^s times the value of an E5M2 code, rounded to float32 and then to T. Returns Y."""
+@overload
+def gist_block_e5m2_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_block_e5m2_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_block_e5m2_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_block_e5m2_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Scaled FP8: Y = X / 2^s rounded to OCP E5M2, s shared by 128 consecutive elements. Returns Y."""
+@overload
+def gist_block_e5m2_encoder(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_block_e5m2_encoder(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_block_e5m2_encoder(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_fp10_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """FP10 back: Y = the float16 whose upper ten bits are the code and whose lower bits are 0. Returns Y."""
+@overload
+def gist_fp10_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_fp10_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_fp10_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_fp10_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """FP10: Y = X rounded to 1 sign, 5 exponent (bias 15) and 4 fraction bits, three in a word. Returns Y."""
+@overload
+def gist_fp10_encoder(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_fp10_encoder(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_fp10_encoder(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_guarded_msfp15_encoder(
-    X: _Array, *, keep_nonfinite: _Boolean = False, grouping: _Integers | None = None,
-    whole: _Boolean = False, out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["Y", "guard"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
+    X: _NumPy, *, keep_nonfinite: _Boolean = False,
+    grouping: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, whole: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """MSFP15 with a guard: Y = that of GistPackMsfp15Encoder with keep_sign, guard = its error. Returns (Y, guard)."""
+@overload
+def gist_guarded_msfp15_encoder(
+    X: _NumPy, *, keep_nonfinite: _Boolean = False,
+    grouping: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, whole: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["Y", "guard"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def gist_guarded_msfp15_encoder(
+    X: Tensor[_T], *, keep_nonfinite: _Boolean = False,
+    grouping: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, whole: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def gist_guarded_msfp15_encoder(
+    X: Tensor[_T], *, keep_nonfinite: _Boolean = False,
+    grouping: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, whole: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["Y", "guard"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def gist_guarded_msfp15_encoder(
+    X: CupyArray, *, keep_nonfinite: _Boolean = False,
+    grouping: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, whole: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def gist_guarded_msfp15_encoder(
+    X: CupyArray, *, keep_nonfinite: _Boolean = False,
+    grouping: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, whole: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["Y", "guard"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def gist_guarded_msfp15_encoder(
+    X: _Other, *, keep_nonfinite: _Boolean = False,
+    grouping: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, whole: _Boolean = False,
+    out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["Y", "guard"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
 def gist_index4_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """4-bit indices back: Y[2 k] = X[k] mod 16, Y[2 k + 1] = X[k] / 16 rounded down. Returns Y."""
+@overload
+def gist_index4_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_index4_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_index4_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_index4_encoder(
-    X: _Array, *, check: _Boolean = False, out: _Memory | None = None,
+    X: _NumPy, *, check: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """4-bit indices: Y[k] = X[2 k] mod 16 + 16 (X[2 k + 1] mod 16), numbers from 0 to 15 exactly. Returns Y."""
+@overload
+def gist_index4_encoder(
+    X: Tensor[_T], *, check: _Boolean = False, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_index4_encoder(
+    X: CupyArray, *, check: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_index4_encoder(
+    X: _Other, *, check: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_int8_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Scaled integers back: Y = s times the code in float32, rounded to T. Returns Y."""
+@overload
+def gist_int8_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_int8_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_int8_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_int8_encoder(
-    X: _Array, *, keep_sign: _Boolean = False, out: _Memory | None = None,
+    X: _NumPy, *, keep_sign: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Scaled integers: Y = X / s rounded to -127 ... 127, s shared by 32 consecutive elements. Returns Y."""
+@overload
+def gist_int8_encoder(
+    X: Tensor[_T], *, keep_sign: _Boolean = False, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_int8_encoder(
+    X: CupyArray, *, keep_sign: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_int8_encoder(
+    X: _Other, *, keep_sign: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_pack16_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Half precision back: Y = X in type T. Returns Y."""
+@overload
+def gist_pack16_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_pack16_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_pack16_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_pack16_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Half precision: Y = X rounded to float16. Returns Y."""
+@overload
+def gist_pack16_encoder(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_pack16_encoder(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_pack16_encoder(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_pack1_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Sign bits back to numbers: Y[8 k + j] = bit 7 - j of X[k], as 1 or 0. Returns Y."""
+@overload
+def gist_pack1_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_pack1_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_pack1_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_pack1_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Sign bits: bit 7 - j of Y[k] = X[8 k + j] > 0, the first element in the highest bit. Returns Y."""
+@overload
+def gist_pack1_encoder(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_pack1_encoder(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_pack1_encoder(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_pack8_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """The exact value of an E5M2 code: Y = the float16 whose upper byte is X and lower byte 0. Returns Y."""
+@overload
+def gist_pack8_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_pack8_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_pack8_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_pack8_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """OCP FP8 E5M2, unscaled: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits. Returns Y."""
+@overload
+def gist_pack8_encoder(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_pack8_encoder(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_pack8_encoder(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_pack_msfp15_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, keep_nonfinite: _Boolean = False,
-    out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, keep_nonfinite: _Boolean = False,
+    out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """MSFP15 back: Y = (-1)^s M 2^(E - 132), rounded to float32 and then to T. Returns Y."""
+@overload
+def gist_pack_msfp15_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, keep_nonfinite: _Boolean = False,
+    out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_pack_msfp15_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, keep_nonfinite: _Boolean = False,
+    out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_pack_msfp15_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, keep_nonfinite: _Boolean = False,
+    out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_pack_msfp15_encoder(
-    X: _Array, *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False,
-    out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    X: _NumPy, *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False,
+    out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array. Returns Y."""
+@overload
+def gist_pack_msfp15_encoder(
+    X: Tensor[_T], *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False,
+    out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_pack_msfp15_encoder(
+    X: CupyArray, *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False,
+    out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_pack_msfp15_encoder(
+    X: _Other, *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False,
+    out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_sparse_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Sparse code back: Y = the next value of its tile where the bit is 1, else 0. Returns Y."""
+@overload
+def gist_sparse_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_sparse_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_sparse_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_sparse_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Sparse code: Y = a bit an element, 1 where any of its bits is 1, and those elements, packed. Returns Y."""
+@overload
+def gist_sparse_encoder(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_sparse_encoder(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_sparse_encoder(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_sparse_fp10_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Sparse code with FP10 values back: Y = the next value of its tile where the bit is 1, else 0. Returns Y."""
+@overload
+def gist_sparse_fp10_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_sparse_fp10_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_sparse_fp10_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gist_sparse_fp10_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Sparse code with FP10 values: Y = that of GistSparseEncoder, 12 values in four words. Returns Y."""
-def gist_sparse_msfp15_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
-    """Sparse code with MSFP15 values back: Y = the next value where the bit is 1, else 0. Returns Y."""
-def gist_sparse_msfp15_encoder(
-    X: _Array, *, keep_sign: _Boolean = False, out: _Memory | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
-    """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight. Returns Y."""
-def global_average_pool(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+@overload
+def gist_sparse_fp10_encoder(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> _T: ...
+@overload
+def gist_sparse_fp10_encoder(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_sparse_fp10_encoder(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def gist_sparse_msfp15_decoder(
+    X: _NumPy, *, to: _Dtype, shape: _Integers | None = None, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Sparse code with MSFP15 values back: Y = the next value where the bit is 1, else 0. Returns Y."""
+@overload
+def gist_sparse_msfp15_decoder(
+    X: Tensor[_T], *, to: _Dtype, shape: _Integers | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_sparse_msfp15_decoder(
+    X: CupyArray, *, to: _Dtype, shape: _Integers | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_sparse_msfp15_decoder(
+    X: _Other, *, to: _Dtype, shape: _Integers | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def gist_sparse_msfp15_encoder(
+    X: _NumPy, *, keep_sign: _Boolean = False, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight. Returns Y."""
+@overload
+def gist_sparse_msfp15_encoder(
+    X: Tensor[_T], *, keep_sign: _Boolean = False, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def gist_sparse_msfp15_encoder(
+    X: CupyArray, *, keep_sign: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def gist_sparse_msfp15_encoder(
+    X: _Other, *, keep_sign: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def global_average_pool(
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> NDArray[Any]:
     """Means of planes: Y[n, c] = sum over i of X[n, c, i] / count, Y of as many dimensions as X. Returns Y."""
+@overload
+def global_average_pool(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def global_average_pool(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def global_average_pool(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def gradient_norm(
-    gradients: Sequence[_Array], *, out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["norm", "is_finite"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
+    gradients: Sequence[_NumPy], *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Norm of a list of gradients: norm = sqrt(sum of g^2), is_finite = norm < infinity. Returns (norm, is_finite)."""
+@overload
+def gradient_norm(
+    gradients: Sequence[_NumPy], *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["norm", "is_finite"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def gradient_norm(
+    gradients: Sequence[Tensor[_T]], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def gradient_norm(
+    gradients: Sequence[Tensor[_T]], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["norm", "is_finite"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def gradient_norm(
+    gradients: Sequence[CupyArray], *, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def gradient_norm(
+    gradients: Sequence[CupyArray], *, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["norm", "is_finite"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def gradient_norm(
+    gradients: Sequence[_Other], *, out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["norm", "is_finite"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
 def group(
-    input_tensors: Sequence[_Array], *, out: _Memory | None = None,
+    input_tensors: Sequence[_NumPy], *, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["done"]] | None = None, workspace: _Memory | None = None,
 ) -> NDArray[np.bool]:
     """Says that its inputs are there: done = True. Returns done."""
+@overload
+def group(
+    input_tensors: Sequence[Tensor[_T]], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["done"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def group(
+    input_tensors: Sequence[CupyArray], *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["done"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[np.bool]: ...
+@overload
+def group(
+    input_tensors: Sequence[_Other], *, out: _Other | None = None,
+    outputs: Sequence[Literal["done"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def in_place_accumulator(
-    old_sum: _Array, value: _Array, update_signal: _Booleans | None = None, *,
-    out: _Memory | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
+    old_sum: _NumPy, value: _NumPy, update_signal: _Booleans | None = None, *,
+    out: NDArray[Any] | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient accumulation: new_sum = old_sum + value, in place of old_sum. Returns new_sum."""
+@overload
+def in_place_accumulator(
+    old_sum: Tensor[_T], value: Tensor[_T], update_signal: _Booleans | None = None, *,
+    out: Tensor[_T] | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def in_place_accumulator(
+    old_sum: CupyArray, value: CupyArray, update_signal: _Booleans | None = None, *,
+    out: CupyArray | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def in_place_accumulator(
+    old_sum: _Other, value: _Other, update_signal: _Booleans | None = None, *,
+    out: _Other | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def in_place_accumulator_list(
-    old_sums: Sequence[_Array], values: Sequence[_Array], update_signal: _Booleans | None = None, *,
-    out: tuple[_Memory | None, ...] | None = None,
+    old_sums: Sequence[_NumPy], values: Sequence[_NumPy], update_signal: _Booleans | None = None, *,
+    out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["new_sums"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[NDArray[Any], ...]:
     """Gradient accumulation over a parameter list: new_sums[i] = old_sums[i] + values[i], in place. Returns *new_sums."""
+@overload
+def in_place_accumulator_list(
+    old_sums: Sequence[Tensor[_T]], values: Sequence[Tensor[_T]],
+    update_signal: _Booleans | None = None, *, out: tuple[Tensor[_T] | None, ...] | None = None,
+    outputs: Sequence[Literal["new_sums"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[_T, ...]: ...
+@overload
+def in_place_accumulator_list(
+    old_sums: Sequence[CupyArray], values: Sequence[CupyArray],
+    update_signal: _Booleans | None = None, *, out: tuple[CupyArray | None, ...] | None = None,
+    outputs: Sequence[Literal["new_sums"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def in_place_accumulator_list(
+    old_sums: Sequence[_Other], values: Sequence[_Other], update_signal: _Booleans | None = None, *,
+    out: tuple[_Other | None, ...] | None = None,
+    outputs: Sequence[Literal["new_sums"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
+@overload
 def in_place_accumulator_v2(
-    accumulation_buffer: _Array, value: _Array, overwrite_flag: _Booleans | None = None, *,
-    out: tuple[_Memory | None, _Memory | None] | None = None,
+    accumulation_buffer: _NumPy, value: _NumPy, overwrite_flag: _Booleans | None = None, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[np.bool], NDArray[Any]]:
+    """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone. Returns (updated_flag, accumulation_buffer_out)."""
+@overload
+def in_place_accumulator_v2(
+    accumulation_buffer: _NumPy, value: _NumPy, overwrite_flag: _Booleans | None = None, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["updated_flag", "accumulation_buffer_out"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[np.bool] | Any, NDArray[Any] | Any]: ...
+@overload
+def in_place_accumulator_v2(
+    accumulation_buffer: Tensor[_T], value: Tensor[_T], overwrite_flag: _Booleans | None = None, *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def in_place_accumulator_v2(
+    accumulation_buffer: Tensor[_T], value: Tensor[_T], overwrite_flag: _Booleans | None = None, *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["updated_flag", "accumulation_buffer_out"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def in_place_accumulator_v2(
+    accumulation_buffer: CupyArray, value: CupyArray, overwrite_flag: _Booleans | None = None, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[np.bool], CupyArray]: ...
+@overload
+def in_place_accumulator_v2(
+    accumulation_buffer: CupyArray, value: CupyArray, overwrite_flag: _Booleans | None = None, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["updated_flag", "accumulation_buffer_out"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[np.bool] | Any, CupyArray | Any]: ...
+@overload
+def in_place_accumulator_v2(
+    accumulation_buffer: _Other, value: _Other, overwrite_flag: _Booleans | None = None, *,
+    out: tuple[_Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["updated_flag", "accumulation_buffer_out"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[NDArray[np.bool], Any]:
-    """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone. Returns (updated_flag, accumulation_buffer_out)."""
+) -> tuple[Any, Any]: ...
+@overload
 def inplace_clip_grad_norm(
-    gradients: Sequence[_Array], *, max_norm: _Real = 1.0, norm_type: Literal["fro"] = "fro",
-    out: tuple[_Memory | None, ...] | None = None,
+    gradients: Sequence[_NumPy], *, max_norm: _Real = 1.0, norm_type: Literal["fro"] = "fro",
+    out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["clipped_gradients"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[NDArray[Any], ...]:
     """Clipping by the norm of a list: g = g min(1, max_norm / (norm + 1e-6)), in place. Returns *clipped_gradients."""
+@overload
+def inplace_clip_grad_norm(
+    gradients: Sequence[Tensor[_T]], *, max_norm: _Real = 1.0, norm_type: Literal["fro"] = "fro",
+    out: tuple[Tensor[_T] | None, ...] | None = None,
+    outputs: Sequence[Literal["clipped_gradients"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[_T, ...]: ...
+@overload
+def inplace_clip_grad_norm(
+    gradients: Sequence[CupyArray], *, max_norm: _Real = 1.0, norm_type: Literal["fro"] = "fro",
+    out: tuple[CupyArray | None, ...] | None = None,
+    outputs: Sequence[Literal["clipped_gradients"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def inplace_clip_grad_norm(
+    gradients: Sequence[_Other], *, max_norm: _Real = 1.0, norm_type: Literal["fro"] = "fro",
+    out: tuple[_Other | None, ...] | None = None,
+    outputs: Sequence[Literal["clipped_gradients"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
+@overload
 def invertible_layer_normalization_grad(
-    Y_grad: _Array, Y: _Array, scale: _Array, bias: _Array, inv_std_var: _Array, *,
+    Y_grad: _NumPy, Y: _NumPy, scale: _NumPy, bias: _NumPy, inv_std_var: _NumPy, *,
     axis: _Integer = -1, output_type: _Dtype | None = None,
-    out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Gradient of LayerNormalization from its output: x^ = (Y - bias) / scale. Returns (X_grad, scale_grad, bias_grad)."""
+@overload
+def invertible_layer_normalization_grad(
+    Y_grad: _NumPy, Y: _NumPy, scale: _NumPy, bias: _NumPy, inv_std_var: _NumPy, *,
+    axis: _Integer = -1, output_type: _Dtype | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def invertible_layer_normalization_grad(
+    Y_grad: Tensor[_T], Y: Tensor[_T], scale: Tensor[_T], bias: Tensor[_T], inv_std_var: Tensor[_T],
+    *, axis: _Integer = -1, output_type: _Dtype | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T]: ...
+@overload
+def invertible_layer_normalization_grad(
+    Y_grad: Tensor[_T], Y: Tensor[_T], scale: Tensor[_T], bias: Tensor[_T], inv_std_var: Tensor[_T],
+    *, axis: _Integer = -1, output_type: _Dtype | None = None,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+@overload
+def invertible_layer_normalization_grad(
+    Y_grad: CupyArray, Y: CupyArray, scale: CupyArray, bias: CupyArray, inv_std_var: CupyArray, *,
+    axis: _Integer = -1, output_type: _Dtype | None = None,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+@overload
+def invertible_layer_normalization_grad(
+    Y_grad: CupyArray, Y: CupyArray, scale: CupyArray, bias: CupyArray, inv_std_var: CupyArray, *,
+    axis: _Integer = -1, output_type: _Dtype | None = None,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def invertible_layer_normalization_grad(
+    Y_grad: _Other, Y: _Other, scale: _Other, bias: _Other, inv_std_var: _Other, *,
+    axis: _Integer = -1, output_type: _Dtype | None = None,
+    out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any, Any]:
-    """Gradient of LayerNormalization from its output: x^ = (Y - bias) / scale. Returns (X_grad, scale_grad, bias_grad)."""
+) -> tuple[Any, Any, Any]: ...
+@overload
 def is_all_finite(
-    input: Sequence[_Array], *, isinf_only: _Boolean = False, isnan_only: _Boolean = False,
-    out: _Memory | None = None, outputs: Sequence[Literal["output"]] | None = None,
+    input: Sequence[_NumPy], *, isinf_only: _Boolean = False, isnan_only: _Boolean = False,
+    out: NDArray[Any] | None = None, outputs: Sequence[Literal["output"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Finiteness of a list of tensors: output = no element of any of `input` is infinite or NaN. Returns output."""
-def is_finite(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+@overload
+def is_all_finite(
+    input: Sequence[Tensor[_T]], *, isinf_only: _Boolean = False, isnan_only: _Boolean = False,
+    out: Tensor[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> _T: ...
+@overload
+def is_all_finite(
+    input: Sequence[CupyArray], *, isinf_only: _Boolean = False, isnan_only: _Boolean = False,
+    out: CupyArray | None = None, outputs: Sequence[Literal["output"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def is_all_finite(
+    input: Sequence[_Other], *, isinf_only: _Boolean = False, isnan_only: _Boolean = False,
+    out: _Other | None = None, outputs: Sequence[Literal["output"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def is_finite(
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> NDArray[Any]:
     """Test for numbers: Y = X is neither infinite nor NaN. Returns Y."""
+@overload
+def is_finite(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def is_finite(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def is_finite(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def lamb_optimizer(
-    update_signal: _Booleans | _Array | None, loss_scale: _Reals | _Array | None,
-    gradient_norm: _Reals | _Array | None, R: _Reals | _Array, step: _Integers | _Array | None,
-    weights: Sequence[_Array], gradients: Sequence[_Array], moment1: Sequence[_Array],
-    moment2: Sequence[_Array], mixed_precision_weights: Sequence[_Array | None] | None = None, *,
-    alpha: _Real | _Reals = 0.9, beta: _Real | _Reals = 0.999, lambda_: _Real | _Reals = 0.0,
-    epsilon: _Real | _Reals = 1e-06, max_norm_clip: _Real | _Reals = 1.0, ratio_min: _Real = ...,
-    ratio_max: _Real = ..., do_bias_correction: _Boolean = True,
-    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+    update_signal: _Booleans | _NumPy | None, loss_scale: _Reals | _NumPy | None,
+    gradient_norm: _Reals | _NumPy | None, R: _Reals | _NumPy, step: _Integers | _NumPy | None,
+    weights: Sequence[_NumPy], gradients: Sequence[_NumPy], moment1: Sequence[_NumPy],
+    moment2: Sequence[_NumPy], mixed_precision_weights: Sequence[_NumPy | None] | None = None, *,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]:
+    """LAMB over a list: new_weights = weights - R ratio d, ratio = |weights| / |d|. Returns (new_step, *new_weights, *new_gradients, *new_moment_1, *new_moment_2, *new_mixed_precision_weights)."""
+@overload
+def lamb_optimizer(
+    *, update_signal: _Booleans | _NumPy | None = None, loss_scale: _Reals | _NumPy | None = None,
+    gradient_norm: _Reals | _NumPy | None = None, R: _Reals | _NumPy,
+    step: _Integers | _NumPy | None = None, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+    moment1: Sequence[_NumPy], moment2: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]: ...
+@overload
+def lamb_optimizer(
+    update_signal: _Booleans | _NumPy | None, loss_scale: _Reals | _NumPy | None,
+    gradient_norm: _Reals | _NumPy | None, R: _Reals | _NumPy, step: _Integers | _NumPy | None,
+    weights: Sequence[_NumPy], gradients: Sequence[_NumPy], moment1: Sequence[_NumPy],
+    moment2: Sequence[_NumPy], mixed_precision_weights: Sequence[_NumPy | None] | None = None, *,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any]: ...
+@overload
+def lamb_optimizer(
+    *, update_signal: _Booleans | _NumPy | None = None, loss_scale: _Reals | _NumPy | None = None,
+    gradient_norm: _Reals | _NumPy | None = None, R: _Reals | _NumPy,
+    step: _Integers | _NumPy | None = None, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+    moment1: Sequence[_NumPy], moment2: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any]: ...
+@overload
+def lamb_optimizer(
+    update_signal: _Booleans | Tensor[_T] | None, loss_scale: _Reals | Tensor[_T] | None,
+    gradient_norm: _Reals | Tensor[_T] | None, R: _Reals | Tensor[_T],
+    step: _Integers | Tensor[_T] | None, weights: Sequence[Tensor[_T]],
+    gradients: Sequence[Tensor[_T]], moment1: Sequence[Tensor[_T]], moment2: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None, *,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
+@overload
+def lamb_optimizer(
+    *, update_signal: _Booleans | Tensor[_T] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None, gradient_norm: _Reals | Tensor[_T] | None = None,
+    R: _Reals | Tensor[_T], step: _Integers | Tensor[_T] | None = None,
+    weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]], moment1: Sequence[Tensor[_T]],
+    moment2: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
+@overload
+def lamb_optimizer(
+    update_signal: _Booleans | Tensor[_T] | None, loss_scale: _Reals | Tensor[_T] | None,
+    gradient_norm: _Reals | Tensor[_T] | None, R: _Reals | Tensor[_T],
+    step: _Integers | Tensor[_T] | None, weights: Sequence[Tensor[_T]],
+    gradients: Sequence[Tensor[_T]], moment1: Sequence[Tensor[_T]], moment2: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None, *,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any]: ...
+@overload
+def lamb_optimizer(
+    *, update_signal: _Booleans | Tensor[_T] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None, gradient_norm: _Reals | Tensor[_T] | None = None,
+    R: _Reals | Tensor[_T], step: _Integers | Tensor[_T] | None = None,
+    weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]], moment1: Sequence[Tensor[_T]],
+    moment2: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any]: ...
+@overload
+def lamb_optimizer(
+    update_signal: _Booleans | CupyArray | None, loss_scale: _Reals | CupyArray | None,
+    gradient_norm: _Reals | CupyArray | None, R: _Reals | CupyArray,
+    step: _Integers | CupyArray | None, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment1: Sequence[CupyArray], moment2: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None, *,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
+@overload
+def lamb_optimizer(
+    *, update_signal: _Booleans | CupyArray | None = None,
+    loss_scale: _Reals | CupyArray | None = None, gradient_norm: _Reals | CupyArray | None = None,
+    R: _Reals | CupyArray, step: _Integers | CupyArray | None = None, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment1: Sequence[CupyArray], moment2: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
+@overload
+def lamb_optimizer(
+    update_signal: _Booleans | CupyArray | None, loss_scale: _Reals | CupyArray | None,
+    gradient_norm: _Reals | CupyArray | None, R: _Reals | CupyArray,
+    step: _Integers | CupyArray | None, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment1: Sequence[CupyArray], moment2: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None, *,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any]: ...
+@overload
+def lamb_optimizer(
+    *, update_signal: _Booleans | CupyArray | None = None,
+    loss_scale: _Reals | CupyArray | None = None, gradient_norm: _Reals | CupyArray | None = None,
+    R: _Reals | CupyArray, step: _Integers | CupyArray | None = None, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment1: Sequence[CupyArray], moment2: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any]: ...
+@overload
+def lamb_optimizer(
+    update_signal: _Booleans | _Other | None, loss_scale: _Reals | _Other | None,
+    gradient_norm: _Reals | _Other | None, R: _Reals | _Other, step: _Integers | _Other | None,
+    weights: Sequence[_Other], gradients: Sequence[_Other], moment1: Sequence[_Other],
+    moment2: Sequence[_Other], mixed_precision_weights: Sequence[_Other | None] | None = None, *,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
     outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-    """LAMB over a list: new_weights = weights - R ratio d, ratio = |weights| / |d|. Returns (new_step, *new_weights, *new_gradients, *new_moment_1, *new_moment_2, *new_mixed_precision_weights)."""
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+@overload
+def lamb_optimizer(
+    *, update_signal: _Booleans | _Other | None = None, loss_scale: _Reals | _Other | None = None,
+    gradient_norm: _Reals | _Other | None = None, R: _Reals | _Other,
+    step: _Integers | _Other | None = None, weights: Sequence[_Other], gradients: Sequence[_Other],
+    moment1: Sequence[_Other], moment2: Sequence[_Other],
+    mixed_precision_weights: Sequence[_Other | None] | None = None,
+    alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+    lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+    max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+    do_bias_correction: _Boolean = True,
+    out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+@overload
 def layer_normalization(
-    X: _Array, Scale: _Array, B: _Array | None = None, *, axis: _Integer = -1,
+    X: _NumPy, Scale: _NumPy, B: _NumPy | None = None, *, axis: _Integer = -1,
     epsilon: _Real = 1e-05, stash_type: Literal[1] = 1,
-    out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Layer normalisation: Y = (X - mean) inv_std Scale + B, inv_std = 1 / sqrt(var + epsilon). Returns (Y, Mean, InvStdDev)."""
+@overload
+def layer_normalization(
+    X: _NumPy, Scale: _NumPy, B: _NumPy | None = None, *, axis: _Integer = -1,
+    epsilon: _Real = 1e-05, stash_type: Literal[1] = 1,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["Y", "Mean", "InvStdDev"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def layer_normalization(
+    X: Tensor[_T], Scale: Tensor[_T], B: Tensor[_T] | None = None, *, axis: _Integer = -1,
+    epsilon: _Real = 1e-05, stash_type: Literal[1] = 1,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T]: ...
+@overload
+def layer_normalization(
+    X: Tensor[_T], Scale: Tensor[_T], B: Tensor[_T] | None = None, *, axis: _Integer = -1,
+    epsilon: _Real = 1e-05, stash_type: Literal[1] = 1,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["Y", "Mean", "InvStdDev"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+@overload
+def layer_normalization(
+    X: CupyArray, Scale: CupyArray, B: CupyArray | None = None, *, axis: _Integer = -1,
+    epsilon: _Real = 1e-05, stash_type: Literal[1] = 1,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+@overload
+def layer_normalization(
+    X: CupyArray, Scale: CupyArray, B: CupyArray | None = None, *, axis: _Integer = -1,
+    epsilon: _Real = 1e-05, stash_type: Literal[1] = 1,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["Y", "Mean", "InvStdDev"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def layer_normalization(
+    X: _Other, Scale: _Other, B: _Other | None = None, *, axis: _Integer = -1,
+    epsilon: _Real = 1e-05, stash_type: Literal[1] = 1,
+    out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["Y", "Mean", "InvStdDev"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any, Any]:
-    """Layer normalisation: Y = (X - mean) inv_std Scale + B, inv_std = 1 / sqrt(var + epsilon). Returns (Y, Mean, InvStdDev)."""
+) -> tuple[Any, Any, Any]: ...
+@overload
 def layer_normalization_grad(
-    Y_grad: _Array, X: _Array, scale: _Array, mean: _Array, inv_std_dev: _Array, *,
-    axis: _Integer = -1, out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    Y_grad: _NumPy, X: _NumPy, scale: _NumPy, mean: _NumPy, inv_std_dev: _NumPy, *,
+    axis: _Integer = -1,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Gradient of LayerNormalization: X_grad = inv_std (h - mean of h - x^ (mean of h x^)). Returns (X_grad, scale_grad, bias_grad)."""
+@overload
+def layer_normalization_grad(
+    Y_grad: _NumPy, X: _NumPy, scale: _NumPy, mean: _NumPy, inv_std_dev: _NumPy, *,
+    axis: _Integer = -1,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def layer_normalization_grad(
+    Y_grad: Tensor[_T], X: Tensor[_T], scale: Tensor[_T], mean: Tensor[_T], inv_std_dev: Tensor[_T],
+    *, axis: _Integer = -1,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T]: ...
+@overload
+def layer_normalization_grad(
+    Y_grad: Tensor[_T], X: Tensor[_T], scale: Tensor[_T], mean: Tensor[_T], inv_std_dev: Tensor[_T],
+    *, axis: _Integer = -1,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+@overload
+def layer_normalization_grad(
+    Y_grad: CupyArray, X: CupyArray, scale: CupyArray, mean: CupyArray, inv_std_dev: CupyArray, *,
+    axis: _Integer = -1,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+@overload
+def layer_normalization_grad(
+    Y_grad: CupyArray, X: CupyArray, scale: CupyArray, mean: CupyArray, inv_std_dev: CupyArray, *,
+    axis: _Integer = -1,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def layer_normalization_grad(
+    Y_grad: _Other, X: _Other, scale: _Other, mean: _Other, inv_std_dev: _Other, *,
+    axis: _Integer = -1, out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any, Any]:
-    """Gradient of LayerNormalization: X_grad = inv_std (h - mean of h - x^ (mean of h x^)). Returns (X_grad, scale_grad, bias_grad)."""
+) -> tuple[Any, Any, Any]: ...
+@overload
 def leaky_relu_grad(
-    dY: _Array, Y: _Array, *, alpha: _Real = 0.01, out: _Memory | None = None,
+    dY: _NumPy, Y: _NumPy, *, alpha: _Real = 0.01, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of LeakyRelu: dX = dY where Y > 0, else alpha dY. Returns dX."""
+@overload
+def leaky_relu_grad(
+    dY: Tensor[_T], Y: Tensor[_T], *, alpha: _Real = 0.01, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def leaky_relu_grad(
+    dY: CupyArray, Y: CupyArray, *, alpha: _Real = 0.01, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def leaky_relu_grad(
+    dY: _Other, Y: _Other, *, alpha: _Real = 0.01, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def log_softmax(
-    X: _Array, *, axis: _Integer = -1, out: _Memory | None = None,
+    X: _NumPy, *, axis: _Integer = -1, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Logarithm of Softmax: Y = (X - max) - ln(sum of e^(X - max)) along the axis. Returns Y."""
+@overload
+def log_softmax(
+    X: Tensor[_T], *, axis: _Integer = -1, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def log_softmax(
+    X: CupyArray, *, axis: _Integer = -1, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def log_softmax(
+    X: _Other, *, axis: _Integer = -1, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def log_softmax_grad(
-    dY: _Array, X: _Array, *, axis: _Integer = 1, out: _Memory | None = None,
+    dY: _NumPy, X: _NumPy, *, axis: _Integer = 1, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of LogSoftmax before opset 13: dX = dY - e^X (sum of dY over the row). Returns dX."""
+@overload
+def log_softmax_grad(
+    dY: Tensor[_T], X: Tensor[_T], *, axis: _Integer = 1, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def log_softmax_grad(
+    dY: CupyArray, X: CupyArray, *, axis: _Integer = 1, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def log_softmax_grad(
+    dY: _Other, X: _Other, *, axis: _Integer = 1, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def log_softmax_grad_13(
-    dY: _Array, X: _Array, *, axis: _Integer = -1, out: _Memory | None = None,
+    dY: _NumPy, X: _NumPy, *, axis: _Integer = -1, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of LogSoftmax: dX = dY - e^X (sum of dY along the axis). Returns dX."""
-def max_pool(
-    X: _Array, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-    ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
-    pads: _Integers | None = None, strides: _Integers | None = None,
-    storage_order: Literal[0, 1] = 0, out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["Y", "Indices"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
-    """Largest elements: Y[n, c, o] = max over k of X[n, c, o s - p + k d], Indices say where. Returns (Y, Indices)."""
-def max_pool_grad(
-    dY: _Array, Indices: _Array, shape: _Integers, *,
-    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-    ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
-    pads: _Integers | None = None, strides: _Integers | None = None,
-    storage_order: Literal[0, 1] = 0, out: _Memory | None = None,
+@overload
+def log_softmax_grad_13(
+    dY: Tensor[_T], X: Tensor[_T], *, axis: _Integer = -1, out: Tensor[_T] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
-    """Gradient of MaxPool: dX[i] = sum of dY[o] over the windows o with Indices[o] = i. Returns dX."""
-def megatron_f(
-    input: _Array, *, group: ProcessGroup, group_type: _Integer = 0, out: _Memory | None = None,
-    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
-    """The identity before tensor-parallel layers: output = input; its gradient is MegatronG. Returns output."""
-def megatron_g(
-    input: _Array, *, group: ProcessGroup, group_type: _Integer = 0, out: _Memory | None = None,
-    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
-    """Sum behind tensor-parallel layers: output = sum over ranks of input, in place. Returns output."""
-def mixed_precision_scale(
-    S: _Array, X: Sequence[_Array], *, to: _Dtype, fuse_outputs: _Boolean = False,
-    out: tuple[_Memory | None, ...] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+) -> _T: ...
+@overload
+def log_softmax_grad_13(
+    dY: CupyArray, X: CupyArray, *, axis: _Integer = -1, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def log_softmax_grad_13(
+    dY: _Other, X: _Other, *, axis: _Integer = -1, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def max_pool(
+    X: _NumPy, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    storage_order: Literal[0, 1] = 0,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Largest elements: Y[n, c, o] = max over k of X[n, c, o s - p + k d], Indices say where. Returns (Y, Indices)."""
+@overload
+def max_pool(
+    X: _NumPy, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    storage_order: Literal[0, 1] = 0,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["Y", "Indices"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def max_pool(
+    X: Tensor[_T], *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    storage_order: Literal[0, 1] = 0,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def max_pool(
+    X: Tensor[_T], *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    storage_order: Literal[0, 1] = 0,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["Y", "Indices"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def max_pool(
+    X: CupyArray, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    storage_order: Literal[0, 1] = 0, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def max_pool(
+    X: CupyArray, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    storage_order: Literal[0, 1] = 0, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["Y", "Indices"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def max_pool(
+    X: _Other, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    storage_order: Literal[0, 1] = 0, out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["Y", "Indices"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
+def max_pool_grad(
+    dY: _NumPy, Indices: _NumPy, shape: _Integers, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    storage_order: Literal[0, 1] = 0, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gradient of MaxPool: dX[i] = sum of dY[o] over the windows o with Indices[o] = i. Returns dX."""
+@overload
+def max_pool_grad(
+    dY: Tensor[_T], Indices: Tensor[_T], shape: _Integers, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    storage_order: Literal[0, 1] = 0, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def max_pool_grad(
+    dY: CupyArray, Indices: CupyArray, shape: _Integers, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    storage_order: Literal[0, 1] = 0, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def max_pool_grad(
+    dY: _Other, Indices: _Other, shape: _Integers, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False,
+    dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+    pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    storage_order: Literal[0, 1] = 0, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def megatron_f(
+    input: _NumPy, *, group: ProcessGroup, group_type: _Integer = 0,
+    out: NDArray[Any] | None = None, outputs: Sequence[Literal["output"]] | None = None,
+    workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """The identity before tensor-parallel layers: output = input; its gradient is MegatronG. Returns output."""
+@overload
+def megatron_f(
+    input: Tensor[_T], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: Tensor[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def megatron_f(
+    input: CupyArray, *, group: ProcessGroup, group_type: _Integer = 0,
+    out: CupyArray | None = None, outputs: Sequence[Literal["output"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def megatron_f(
+    input: _Other, *, group: ProcessGroup, group_type: _Integer = 0, out: _Other | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def megatron_g(
+    input: _NumPy, *, group: ProcessGroup, group_type: _Integer = 0,
+    out: NDArray[Any] | None = None, outputs: Sequence[Literal["output"]] | None = None,
+    workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Sum behind tensor-parallel layers: output = sum over ranks of input, in place. Returns output."""
+@overload
+def megatron_g(
+    input: Tensor[_T], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: Tensor[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def megatron_g(
+    input: CupyArray, *, group: ProcessGroup, group_type: _Integer = 0,
+    out: CupyArray | None = None, outputs: Sequence[Literal["output"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def megatron_g(
+    input: _Other, *, group: ProcessGroup, group_type: _Integer = 0, out: _Other | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def mixed_precision_scale(
+    S: _NumPy, X: Sequence[_NumPy], *, to: _Dtype, fuse_outputs: _Boolean = False,
+    out: tuple[NDArray[Any] | None, ...] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], ...]:
     """Scaling between precisions: Y[i] = S X[i], rounded to `to`, for every tensor of a list. Returns *Y."""
+@overload
+def mixed_precision_scale(
+    S: Tensor[_T], X: Sequence[Tensor[_T]], *, to: _Dtype, fuse_outputs: _Boolean = False,
+    out: tuple[Tensor[_T] | None, ...] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, ...]: ...
+@overload
+def mixed_precision_scale(
+    S: CupyArray, X: Sequence[CupyArray], *, to: _Dtype, fuse_outputs: _Boolean = False,
+    out: tuple[CupyArray | None, ...] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def mixed_precision_scale(
+    S: _Other, X: Sequence[_Other], *, to: _Dtype, fuse_outputs: _Boolean = False,
+    out: tuple[_Other | None, ...] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
+@overload
 def nccl_all_gather(
-    input: Sequence[_Array], *, group: ProcessGroup, group_type: _Integer = 0,
-    out: tuple[_Memory | None, ...] | None = None,
+    input: Sequence[_NumPy], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[NDArray[Any], ...]:
     """Each array as its owner has it: output[i] = input[i] of the rank that owns it, in place. Returns *output."""
+@overload
+def nccl_all_gather(
+    input: Sequence[Tensor[_T]], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[Tensor[_T] | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[_T, ...]: ...
+@overload
+def nccl_all_gather(
+    input: Sequence[CupyArray], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[CupyArray | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def nccl_all_gather(
+    input: Sequence[_Other], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[_Other | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
+@overload
 def nccl_all_reduce(
-    input: Sequence[_Array], *, group: ProcessGroup, group_type: _Integer = 0,
-    out: tuple[_Memory | None, ...] | None = None,
+    input: Sequence[_NumPy], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[NDArray[Any], ...]:
     """Sum over all ranks: output[i] = sum over ranks of input[i], in place. Returns *output."""
+@overload
+def nccl_all_reduce(
+    input: Sequence[Tensor[_T]], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[Tensor[_T] | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[_T, ...]: ...
+@overload
+def nccl_all_reduce(
+    input: Sequence[CupyArray], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[CupyArray | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def nccl_all_reduce(
+    input: Sequence[_Other], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[_Other | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
+@overload
 def nccl_reduce_scatter(
-    input: Sequence[_Array], *, group: ProcessGroup, group_type: _Integer = 0,
-    out: tuple[_Memory | None, ...] | None = None,
+    input: Sequence[_NumPy], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[NDArray[Any], ...]:
     """Sums for their owners: output[i] = sum of input[i] where owned, else input[i], in place. Returns *output."""
-def pad_and_unflatten(
-    input: _Array, indices: _Array, unflatten_dims: _Integers, *, out: _Memory | None = None,
+@overload
+def nccl_reduce_scatter(
+    input: Sequence[Tensor[_T]], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[Tensor[_T] | None, ...] | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> tuple[_T, ...]: ...
+@overload
+def nccl_reduce_scatter(
+    input: Sequence[CupyArray], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[CupyArray | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def nccl_reduce_scatter(
+    input: Sequence[_Other], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[_Other | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
+@overload
+def pad_and_unflatten(
+    input: _NumPy, indices: _NumPy, unflatten_dims: _Integers, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
     """Rows back in their places: output.reshape(M1 M2, ...)[indices[r]] = input[r], 0 elsewhere. Returns output."""
+@overload
+def pad_and_unflatten(
+    input: Tensor[_T], indices: Tensor[_T], unflatten_dims: _Integers, *,
+    out: Tensor[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def pad_and_unflatten(
+    input: CupyArray, indices: CupyArray, unflatten_dims: _Integers, *,
+    out: CupyArray | None = None, outputs: Sequence[Literal["output"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def pad_and_unflatten(
+    input: _Other, indices: _Other, unflatten_dims: _Integers, *, out: _Other | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def pass_through(
-    inputs: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+    inputs: Sequence[_NumPy], *, out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[NDArray[Any], ...]:
     """Gives back what it is given: outputs[i] = inputs[i], the very array. Returns *outputs."""
+@overload
+def pass_through(
+    inputs: Sequence[Tensor[_T]], *, out: tuple[Tensor[_T] | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[_T, ...]: ...
+@overload
+def pass_through(
+    inputs: Sequence[CupyArray], *, out: tuple[CupyArray | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def pass_through(
+    inputs: Sequence[_Other], *, out: tuple[_Other | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
 def python_op(
     inputs: Sequence[_Array], *, func_name: str, input_convention: str,
-    input_requires_grads: _Integers | None = None,
-    input_tensor_types: Sequence[_Dtype] | None = None, input_tensor_ranks: _Integers | None = None,
-    input_bool_scalars: _Booleans = (), input_bool_scalar_positions: _Integers = (),
-    input_bool_tuples: _Booleans = (), input_bool_tuple_positions: _Integers = (),
-    input_bool_tuple_begins: _Integers = (), input_int_scalars: _Integers = (),
-    input_int_scalar_positions: _Integers = (), input_int_tuples: _Integers = (),
-    input_int_tuple_positions: _Integers = (), input_int_tuple_begins: _Integers = (),
-    input_float_scalars: _Reals = (), input_float_scalar_positions: _Integers = (),
-    input_float_tuples: _Reals = (), input_float_tuple_positions: _Integers = (),
-    input_float_tuple_begins: _Integers = (), input_pointer_scalars: _Integers = (),
-    input_pointer_scalar_positions: _Integers = (), output_tensor_types: Sequence[_Dtype],
-    output_tensor_ranks: _Integers | None = None, tensor_reuse_map: _Integers | None = None,
-    bw_tensor_reuse_map: _Integers | None = None, training_mode: _Boolean = False,
-    safe_run_mode: _Boolean = True, comment: str = "",
+    input_requires_grads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    input_tensor_types: Sequence[_Dtype] | None = None,
+    input_tensor_ranks: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    input_bool_scalars: Sequence[_Boolean] = (),
+    input_bool_scalar_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    input_bool_tuples: Sequence[_Boolean] = (),
+    input_bool_tuple_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    input_bool_tuple_begins: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    input_int_scalars: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    input_int_scalar_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    input_int_tuples: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    input_int_tuple_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    input_int_tuple_begins: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    input_float_scalars: Sequence[_Real] = (),
+    input_float_scalar_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    input_float_tuples: Sequence[_Real] = (),
+    input_float_tuple_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    input_float_tuple_begins: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    input_pointer_scalars: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    input_pointer_scalar_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    output_tensor_types: Sequence[_Dtype],
+    output_tensor_ranks: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    tensor_reuse_map: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    bw_tensor_reuse_map: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    training_mode: _Boolean = False, safe_run_mode: _Boolean = True, comment: str = "",
     out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
     outputs: Sequence[Literal["context", "outputs"]] | None = None,
     workspace: _Memory | None = None,
@@ -1293,237 +4116,1114 @@ def python_op(
     """Runs a Python function as a step's forward: outputs = forward(context, inputs, constants). Returns (context, *outputs)."""
 def python_op_grad(
     context: _Integers, inputs: Sequence[_Array | None], *, func_name: str,
-    input_tensor_types: Sequence[_Dtype] | None = None, input_tensor_ranks: _Integers | None = None,
+    input_tensor_types: Sequence[_Dtype] | None = None,
+    input_tensor_ranks: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     output_convention: str, output_tensor_types: Sequence[_Dtype],
-    output_tensor_ranks: _Integers | None = None, output_tensor_requires_grads: _Booleans,
-    tensor_reuse_map: _Integers | None = None, safe_run_mode: _Boolean = True, comment: str = "",
+    output_tensor_ranks: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    output_tensor_requires_grads: Sequence[_Boolean],
+    tensor_reuse_map: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+    safe_run_mode: _Boolean = True, comment: str = "",
     out: tuple[_Memory | None, ...] | None = None,
     outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, ...]:
     """Runs the backward of a PythonOp: outputs = backward(context, inputs), with the context's end. Returns *outputs."""
+@overload
 def quick_gelu(
-    X: _Array, *, alpha: _Real = 1.702, out: _Memory | None = None,
+    X: _NumPy, *, alpha: _Real = 1.702, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Sigmoid-weighted unit: Y = X / (1 + exp(-alpha X)). Returns Y."""
+@overload
+def quick_gelu(
+    X: Tensor[_T], *, alpha: _Real = 1.702, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def quick_gelu(
+    X: CupyArray, *, alpha: _Real = 1.702, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def quick_gelu(
+    X: _Other, *, alpha: _Real = 1.702, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def quick_gelu_grad(
-    dY: _Array, X: _Array, *, alpha: _Real = 1.702, out: _Memory | None = None,
+    dY: _NumPy, X: _NumPy, *, alpha: _Real = 1.702, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of QuickGelu: dX = dY s (1 + v (1 - s)), v = alpha X, s = 1 / (1 + exp(-v)). Returns dX."""
+@overload
+def quick_gelu_grad(
+    dY: Tensor[_T], X: Tensor[_T], *, alpha: _Real = 1.702, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def quick_gelu_grad(
+    dY: CupyArray, X: CupyArray, *, alpha: _Real = 1.702, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def quick_gelu_grad(
+    dY: _Other, X: _Other, *, alpha: _Real = 1.702, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def record_event(
-    EventIdentifier: _Integers, InputData: Sequence[_Array], *, num_outputs: _Integer | None = None,
-    out: tuple[_Memory | None, ...] | None = None,
+    EventIdentifier: _Integers, InputData: Sequence[_NumPy], *, num_outputs: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[NDArray[Any], ...]:
     """Marks what is queued so far as an event, for one WaitEvent: OutputData = InputData. Returns *OutputData."""
+@overload
+def record_event(
+    EventIdentifier: _Integers, InputData: Sequence[Tensor[_T]], *,
+    num_outputs: _Integer | None = None, out: tuple[Tensor[_T] | None, ...] | None = None,
+    outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[_T, ...]: ...
+@overload
+def record_event(
+    EventIdentifier: _Integers, InputData: Sequence[CupyArray], *,
+    num_outputs: _Integer | None = None, out: tuple[CupyArray | None, ...] | None = None,
+    outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def record_event(
+    EventIdentifier: _Integers, InputData: Sequence[_Other], *, num_outputs: _Integer | None = None,
+    out: tuple[_Other | None, ...] | None = None,
+    outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
 def recv(
     InputSignal: _Booleans, Remote: _Integers, *, group: ProcessGroup, tag: _Integer,
-    element_types: Sequence[_Dtype], shapes: Sequence[_Integers] | None = None,
+    element_types: Sequence[_Dtype],
+    shapes: Sequence[Sequence[_Integer] | NDArray[np.integer[Any]]] | None = None,
     arrays: Literal["cupy", "numpy"] = "cupy",
     out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
     outputs: Sequence[Literal["OutputSignal", "Data"]] | None = None,
     workspace: _Memory | None = None,
 ) -> tuple[NDArray[np.bool], tuple[Any, ...]]:
     """Arrays from another rank: Data = those of its Send; OutputSignal = True. Returns (OutputSignal, *Data)."""
+@overload
 def reduce_all_l2(
-    X: Sequence[_Array], *, output_type: _Dtype | None = None, out: _Memory | None = None,
+    X: Sequence[_NumPy], *, output_type: _Dtype | None = None, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Euclidean norm of a list of tensors: Y = sqrt(sum of x^2 over all elements x of all of X). Returns Y."""
+@overload
+def reduce_all_l2(
+    X: Sequence[Tensor[_T]], *, output_type: _Dtype | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def reduce_all_l2(
+    X: Sequence[CupyArray], *, output_type: _Dtype | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def reduce_all_l2(
+    X: Sequence[_Other], *, output_type: _Dtype | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def reduce_sum_training(
-    data: _Array, axes: _Integers, *, keepdims: _Boolean = True,
-    noop_with_empty_axes: _Boolean = False, out: _Memory | None = None,
+    data: _NumPy, axes: _Integers, *, keepdims: _Boolean = True,
+    noop_with_empty_axes: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["reduced"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Sum over axes: reduced[k] = sum of data[k, r] over all positions r of the reduced axes. Returns reduced."""
+@overload
+def reduce_sum_training(
+    data: Tensor[_T], axes: _Integers, *, keepdims: _Boolean = True,
+    noop_with_empty_axes: _Boolean = False, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["reduced"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def reduce_sum_training(
+    data: CupyArray, axes: _Integers, *, keepdims: _Boolean = True,
+    noop_with_empty_axes: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["reduced"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def reduce_sum_training(
+    data: _Other, axes: _Integers, *, keepdims: _Boolean = True,
+    noop_with_empty_axes: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["reduced"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def relu_grad(
-    dY: _Array, X: _Array, *, out: _Memory | None = None,
+    dY: _NumPy, X: _NumPy, *, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of Relu: dX = dY where X > 0, else 0. Returns dX."""
-def relu_grad_from_bits(
-    dY: _Array, bits: _Array, *, out: _Memory | None = None,
+@overload
+def relu_grad(
+    dY: Tensor[_T], X: Tensor[_T], *, out: Tensor[_T] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> _T: ...
+@overload
+def relu_grad(
+    dY: CupyArray, X: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def relu_grad(
+    dY: _Other, X: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def relu_grad_from_bits(
+    dY: _NumPy, bits: _NumPy, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
     """Gradient of Relu from sign bits: dX = dY where the bit of X > 0 is set, else 0. Returns dX."""
+@overload
+def relu_grad_from_bits(
+    dY: Tensor[_T], bits: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def relu_grad_from_bits(
+    dY: CupyArray, bits: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def relu_grad_from_bits(
+    dY: _Other, bits: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def relu_with_bits(
-    X: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["Y", "bits"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
+    X: _NumPy, *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Relu and sign bits: Y = max(X, 0), bit 7 - j of bits[k] = X[8 k + j] > 0. Returns (Y, bits)."""
+@overload
+def relu_with_bits(
+    X: _NumPy, *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["Y", "bits"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def relu_with_bits(
+    X: Tensor[_T], *, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def relu_with_bits(
+    X: Tensor[_T], *, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["Y", "bits"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def relu_with_bits(
+    X: CupyArray, *, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def relu_with_bits(
+    X: CupyArray, *, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["Y", "bits"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def relu_with_bits(
+    X: _Other, *, out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["Y", "bits"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
 def resize_grad(
-    dY: _Array, X: _Array, roi: _Reals | None = None, scales: _Reals | None = None, *,
+    dY: _NumPy, X: _NumPy, roi: _Reals | None = None, scales: _Reals | None = None, *,
     mode: Literal["linear"] = "linear",
     coordinate_transformation_mode: Literal["half_pixel", "align_corners"] = "half_pixel",
-    antialias: Literal[0] = 0, axes: _Integers = (),
+    antialias: Literal[0] = 0, axes: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
     keep_aspect_ratio_policy: Literal["stretch"] = "stretch", cubic_coeff_a: _Real = -0.75,
     exclude_outside: _Boolean = False, extrapolation_value: _Real = 0.0,
     nearest_mode: Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] = "round_prefer_floor",
-    out: _Memory | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+    out: NDArray[Any] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of a linear Resize: dX[.., i, j] = sum over o, p of h(o, i) w(p, j) dY[.., o, p]. Returns dX."""
+@overload
+def resize_grad(
+    dY: Tensor[_T], X: Tensor[_T], roi: _Reals | None = None, scales: _Reals | None = None, *,
+    mode: Literal["linear"] = "linear",
+    coordinate_transformation_mode: Literal["half_pixel", "align_corners"] = "half_pixel",
+    antialias: Literal[0] = 0, axes: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    keep_aspect_ratio_policy: Literal["stretch"] = "stretch", cubic_coeff_a: _Real = -0.75,
+    exclude_outside: _Boolean = False, extrapolation_value: _Real = 0.0,
+    nearest_mode: Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] = "round_prefer_floor",
+    out: Tensor[_T] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def resize_grad(
+    dY: CupyArray, X: CupyArray, roi: _Reals | None = None, scales: _Reals | None = None, *,
+    mode: Literal["linear"] = "linear",
+    coordinate_transformation_mode: Literal["half_pixel", "align_corners"] = "half_pixel",
+    antialias: Literal[0] = 0, axes: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    keep_aspect_ratio_policy: Literal["stretch"] = "stretch", cubic_coeff_a: _Real = -0.75,
+    exclude_outside: _Boolean = False, extrapolation_value: _Real = 0.0,
+    nearest_mode: Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] = "round_prefer_floor",
+    out: CupyArray | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def resize_grad(
+    dY: _Other, X: _Other, roi: _Reals | None = None, scales: _Reals | None = None, *,
+    mode: Literal["linear"] = "linear",
+    coordinate_transformation_mode: Literal["half_pixel", "align_corners"] = "half_pixel",
+    antialias: Literal[0] = 0, axes: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    keep_aspect_ratio_policy: Literal["stretch"] = "stretch", cubic_coeff_a: _Real = -0.75,
+    exclude_outside: _Boolean = False, extrapolation_value: _Real = 0.0,
+    nearest_mode: Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] = "round_prefer_floor",
+    out: _Other | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def scale(
-    input: _Array, scale: _Reals, *, scale_down: _Boolean = False, out: _Memory | None = None,
+    input: _NumPy, scale: _Reals, *, scale_down: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Scaling by a number: output = input scale, or input / scale with `scale_down`. Returns output."""
+@overload
+def scale(
+    input: Tensor[_T], scale: _Reals, *, scale_down: _Boolean = False,
+    out: Tensor[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def scale(
+    input: CupyArray, scale: _Reals, *, scale_down: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def scale(
+    input: _Other, scale: _Reals, *, scale_down: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def scale_in_place(
-    input: _Array, factor: _Array, *, out: _Memory | None = None,
+    input: _NumPy, factor: _NumPy, *, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Scaling in place by a number in memory: output = input factor. Returns output."""
-def scaled_sum(
-    input_0: _Array, input_1: _Array, input_2: _Array | None = None, *, scale_0: _Real,
-    scale_1: _Real, scale_2: _Real | None = None, out: _Memory | None = None,
+@overload
+def scale_in_place(
+    input: Tensor[_T], factor: Tensor[_T], *, out: Tensor[_T] | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> _T: ...
+@overload
+def scale_in_place(
+    input: CupyArray, factor: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def scale_in_place(
+    input: _Other, factor: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def scaled_sum(
+    input_0: _NumPy, input_1: _NumPy, input_2: _NumPy | None = None, *, scale_0: _Real,
+    scale_1: _Real, scale_2: _Real | None = None, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
     """Weighted sum: output = input_0 scale_0 + input_1 scale_1 [+ input_2 scale_2]. Returns output."""
+@overload
+def scaled_sum(
+    input_0: Tensor[_T], input_1: Tensor[_T], input_2: Tensor[_T] | None = None, *, scale_0: _Real,
+    scale_1: _Real, scale_2: _Real | None = None, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def scaled_sum(
+    input_0: CupyArray, input_1: CupyArray, input_2: CupyArray | None = None, *, scale_0: _Real,
+    scale_1: _Real, scale_2: _Real | None = None, out: CupyArray | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def scaled_sum(
+    input_0: _Other, input_1: _Other, input_2: _Other | None = None, *, scale_0: _Real,
+    scale_1: _Real, scale_2: _Real | None = None, out: _Other | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def send(
-    InputSignal: _Booleans, Remote: _Integers, Data: Sequence[_Array], *, group: ProcessGroup,
-    tag: _Integer, element_types: Sequence[_Dtype], out: _Memory | None = None,
+    InputSignal: _Booleans, Remote: _Integers, Data: Sequence[_NumPy], *, group: ProcessGroup,
+    tag: _Integer, element_types: Sequence[_Dtype], out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["OutputSignal"]] | None = None, workspace: _Memory | None = None,
 ) -> NDArray[np.bool]:
     """Arrays to another rank: its Recv gives Data; OutputSignal = True. Returns OutputSignal."""
+@overload
+def send(
+    InputSignal: _Booleans, Remote: _Integers, Data: Sequence[Tensor[_T]], *, group: ProcessGroup,
+    tag: _Integer, element_types: Sequence[_Dtype], out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["OutputSignal"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def send(
+    InputSignal: _Booleans, Remote: _Integers, Data: Sequence[CupyArray], *, group: ProcessGroup,
+    tag: _Integer, element_types: Sequence[_Dtype], out: CupyArray | None = None,
+    outputs: Sequence[Literal["OutputSignal"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[np.bool]: ...
+@overload
+def send(
+    InputSignal: _Booleans, Remote: _Integers, Data: Sequence[_Other], *, group: ProcessGroup,
+    tag: _Integer, element_types: Sequence[_Dtype], out: _Other | None = None,
+    outputs: Sequence[Literal["OutputSignal"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def sgd_optimizer(
-    ETA: _Reals | _Array, W: _Array, G: _Array, *,
-    out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["NW", "NG"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
+    ETA: _Reals | _NumPy, W: _NumPy, G: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Gradient descent: NW = W + NG with NG = -ETA G, each in place. Returns (NW, NG)."""
+@overload
+def sgd_optimizer(
+    ETA: _Reals | _NumPy, W: _NumPy, G: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["NW", "NG"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def sgd_optimizer(
+    ETA: _Reals | Tensor[_T], W: Tensor[_T], G: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def sgd_optimizer(
+    ETA: _Reals | Tensor[_T], W: Tensor[_T], G: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["NW", "NG"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def sgd_optimizer(
+    ETA: _Reals | CupyArray, W: CupyArray, G: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def sgd_optimizer(
+    ETA: _Reals | CupyArray, W: CupyArray, G: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["NW", "NG"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def sgd_optimizer(
+    ETA: _Reals | _Other, W: _Other, G: _Other, *,
+    out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["NW", "NG"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
 def sgd_optimizer_list(
-    lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
-    mixed_precision_weights: Sequence[_Array | None] | None = None,
-    loss_scale: _Reals | _Array | None = None, gradient_norm: _Reals | _Array | None = None,
-    max_norm: _Reals | _Array | None = None, update_signal: _Booleans | _Array | None = None, *,
-    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+    lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+    loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
+    max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None, *,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]:
+    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i] / d, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
+@overload
+def sgd_optimizer_list(
+    lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+    loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
+    max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None, *,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any]: ...
+@overload
+def sgd_optimizer_list(
+    lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None, gradient_norm: _Reals | Tensor[_T] | None = None,
+    max_norm: _Reals | Tensor[_T] | None = None,
+    update_signal: _Booleans | Tensor[_T] | None = None, *,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
+@overload
+def sgd_optimizer_list(
+    lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None, gradient_norm: _Reals | Tensor[_T] | None = None,
+    max_norm: _Reals | Tensor[_T] | None = None,
+    update_signal: _Booleans | Tensor[_T] | None = None, *,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any]: ...
+@overload
+def sgd_optimizer_list(
+    lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+    loss_scale: _Reals | CupyArray | None = None, gradient_norm: _Reals | CupyArray | None = None,
+    max_norm: _Reals | CupyArray | None = None, update_signal: _Booleans | CupyArray | None = None,
+    *,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
+@overload
+def sgd_optimizer_list(
+    lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+    loss_scale: _Reals | CupyArray | None = None, gradient_norm: _Reals | CupyArray | None = None,
+    max_norm: _Reals | CupyArray | None = None, update_signal: _Booleans | CupyArray | None = None,
+    *,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any]: ...
+@overload
+def sgd_optimizer_list(
+    lr: _Reals | _Other, weights: Sequence[_Other], gradients: Sequence[_Other],
+    mixed_precision_weights: Sequence[_Other | None] | None = None,
+    loss_scale: _Reals | _Other | None = None, gradient_norm: _Reals | _Other | None = None,
+    max_norm: _Reals | _Other | None = None, update_signal: _Booleans | _Other | None = None, *,
+    out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
     outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i] / d, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]: ...
+@overload
 def sgd_optimizer_v2(
-    lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
-    update_signal: _Booleans | _Array | None = None, *,
-    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+    lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+    update_signal: _Booleans | _NumPy | None = None, *,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...]]:
+    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i], in place. Returns (update_completed, *updated_weights)."""
+@overload
+def sgd_optimizer_v2(
+    lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+    update_signal: _Booleans | _NumPy | None = None, *,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any]: ...
+@overload
+def sgd_optimizer_v2(
+    lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]],
+    update_signal: _Booleans | Tensor[_T] | None = None, *,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...]]: ...
+@overload
+def sgd_optimizer_v2(
+    lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]],
+    update_signal: _Booleans | Tensor[_T] | None = None, *,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...] | Any]: ...
+@overload
+def sgd_optimizer_v2(
+    lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+    update_signal: _Booleans | CupyArray | None = None, *,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...]]: ...
+@overload
+def sgd_optimizer_v2(
+    lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+    update_signal: _Booleans | CupyArray | None = None, *,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any]: ...
+@overload
+def sgd_optimizer_v2(
+    lr: _Reals | _Other, weights: Sequence[_Other], gradients: Sequence[_Other],
+    update_signal: _Booleans | _Other | None = None, *,
+    out: tuple[_Other | None, tuple[_Other | None, ...] | None] | None = None,
     outputs: Sequence[Literal["update_completed", "updated_weights"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, tuple[Any, ...]]:
-    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i], in place. Returns (update_completed, *updated_weights)."""
+) -> tuple[Any, tuple[Any, ...]]: ...
+@overload
 def sigmoid_grad(
-    dY: _Array, Y: _Array, *, out: _Memory | None = None,
+    dY: _NumPy, Y: _NumPy, *, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of Sigmoid: dX = dY Y (1 - Y). Returns dX."""
+@overload
+def sigmoid_grad(
+    dY: Tensor[_T], Y: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def sigmoid_grad(
+    dY: CupyArray, Y: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def sigmoid_grad(
+    dY: _Other, Y: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def simplified_layer_normalization(
-    X: _Array, scale: _Array, *, axis: _Integer = -1, epsilon: _Real = 1e-05,
-    out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["Y", "inv_std_var"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
+    X: _NumPy, scale: _NumPy, *, axis: _Integer = -1, epsilon: _Real = 1e-05,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """RMSNorm: Y = X inv_std scale, inv_std = 1 / sqrt(mean of X^2 + epsilon). Returns (Y, inv_std_var)."""
+@overload
+def simplified_layer_normalization(
+    X: _NumPy, scale: _NumPy, *, axis: _Integer = -1, epsilon: _Real = 1e-05,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["Y", "inv_std_var"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def simplified_layer_normalization(
+    X: Tensor[_T], scale: Tensor[_T], *, axis: _Integer = -1, epsilon: _Real = 1e-05,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def simplified_layer_normalization(
+    X: Tensor[_T], scale: Tensor[_T], *, axis: _Integer = -1, epsilon: _Real = 1e-05,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["Y", "inv_std_var"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def simplified_layer_normalization(
+    X: CupyArray, scale: CupyArray, *, axis: _Integer = -1, epsilon: _Real = 1e-05,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def simplified_layer_normalization(
+    X: CupyArray, scale: CupyArray, *, axis: _Integer = -1, epsilon: _Real = 1e-05,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["Y", "inv_std_var"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def simplified_layer_normalization(
+    X: _Other, scale: _Other, *, axis: _Integer = -1, epsilon: _Real = 1e-05,
+    out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["Y", "inv_std_var"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
 def simplified_layer_normalization_grad(
-    Y_grad: _Array, X: _Array, scale: _Array, inv_std_var: _Array, *, axis: _Integer = -1,
-    out: tuple[_Memory | None, _Memory | None] | None = None,
+    Y_grad: _NumPy, X: _NumPy, scale: _NumPy, inv_std_var: _NumPy, *, axis: _Integer = -1,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gradient of RMSNorm: X_grad = inv_std (h - x^ (mean of h x^)). Returns (X_grad, scale_grad)."""
+@overload
+def simplified_layer_normalization_grad(
+    Y_grad: _NumPy, X: _NumPy, scale: _NumPy, inv_std_var: _NumPy, *, axis: _Integer = -1,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def simplified_layer_normalization_grad(
+    Y_grad: Tensor[_T], X: Tensor[_T], scale: Tensor[_T], inv_std_var: Tensor[_T], *,
+    axis: _Integer = -1, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def simplified_layer_normalization_grad(
+    Y_grad: Tensor[_T], X: Tensor[_T], scale: Tensor[_T], inv_std_var: Tensor[_T], *,
+    axis: _Integer = -1, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def simplified_layer_normalization_grad(
+    Y_grad: CupyArray, X: CupyArray, scale: CupyArray, inv_std_var: CupyArray, *,
+    axis: _Integer = -1, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def simplified_layer_normalization_grad(
+    Y_grad: CupyArray, X: CupyArray, scale: CupyArray, inv_std_var: CupyArray, *,
+    axis: _Integer = -1, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def simplified_layer_normalization_grad(
+    Y_grad: _Other, X: _Other, scale: _Other, inv_std_var: _Other, *, axis: _Integer = -1,
+    out: tuple[_Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["X_grad", "scale_grad"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
-    """Gradient of RMSNorm: X_grad = inv_std (h - x^ (mean of h x^)). Returns (X_grad, scale_grad)."""
+) -> tuple[Any, Any]: ...
+@overload
 def slice_grad(
-    dY: _Array, shape: _Integers, starts: _Integers, ends: _Integers, axes: _Integers | None = None,
-    steps: _Integers | None = None, *, out: _Memory | None = None,
+    dY: _NumPy, shape: _Integers, starts: _Integers, ends: _Integers, axes: _Integers | None = None,
+    steps: _Integers | None = None, *, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of Slice: dX[start_0 + j_0 step_0, ...] = dY[j_0, ...], and 0 elsewhere. Returns dX."""
+@overload
+def slice_grad(
+    dY: Tensor[_T], shape: _Integers, starts: _Integers, ends: _Integers,
+    axes: _Integers | None = None, steps: _Integers | None = None, *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def slice_grad(
+    dY: CupyArray, shape: _Integers, starts: _Integers, ends: _Integers,
+    axes: _Integers | None = None, steps: _Integers | None = None, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def slice_grad(
+    dY: _Other, shape: _Integers, starts: _Integers, ends: _Integers, axes: _Integers | None = None,
+    steps: _Integers | None = None, *, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def softmax(
-    X: _Array, *, axis: _Integer = -1, out: _Memory | None = None,
+    X: _NumPy, *, axis: _Integer = -1, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Softmax: Y = e^(X - max) / sum of e^(X - max) along the axis. Returns Y."""
+@overload
+def softmax(
+    X: Tensor[_T], *, axis: _Integer = -1, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def softmax(
+    X: CupyArray, *, axis: _Integer = -1, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def softmax(
+    X: _Other, *, axis: _Integer = -1, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def softmax_cross_entropy(
-    logits: _Array, label: _Array, *, reduction: Literal["mean", "sum", "none"] = "mean",
-    out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
+    logits: _NumPy, label: _NumPy, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Cross-entropy against distributions: loss of a row = -sum of label log_prob over its classes. Returns (Y, log_prob)."""
+@overload
+def softmax_cross_entropy(
+    logits: _NumPy, label: _NumPy, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["Y", "log_prob"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def softmax_cross_entropy(
+    logits: Tensor[_T], label: Tensor[_T], *, reduction: Literal["mean", "sum", "none"] = "mean",
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def softmax_cross_entropy(
+    logits: Tensor[_T], label: Tensor[_T], *, reduction: Literal["mean", "sum", "none"] = "mean",
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["Y", "log_prob"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def softmax_cross_entropy(
+    logits: CupyArray, label: CupyArray, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def softmax_cross_entropy(
+    logits: CupyArray, label: CupyArray, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["Y", "log_prob"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def softmax_cross_entropy(
+    logits: _Other, label: _Other, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
 def softmax_cross_entropy_grad(
-    dY: _Array, log_prob: _Array, label: _Array, *,
-    reduction: Literal["mean", "sum", "none"] = "mean", out: _Memory | None = None,
+    dY: _NumPy, log_prob: _NumPy, label: _NumPy, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of SoftmaxCrossEntropy: d_logits = (e^log_prob - label) dY / N. Returns d_logits."""
+@overload
+def softmax_cross_entropy_grad(
+    dY: Tensor[_T], log_prob: Tensor[_T], label: Tensor[_T], *,
+    reduction: Literal["mean", "sum", "none"] = "mean", out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def softmax_cross_entropy_grad(
+    dY: CupyArray, log_prob: CupyArray, label: CupyArray, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", out: CupyArray | None = None,
+    outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def softmax_cross_entropy_grad(
+    dY: _Other, log_prob: _Other, label: _Other, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", out: _Other | None = None,
+    outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def softmax_cross_entropy_loss(
-    scores: _Array, labels: _Array, weights: _Array | None = None, *,
+    scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
-    check: _Boolean = False, out: tuple[_Memory | None, _Memory | None] | None = None,
+    check: _Boolean = False, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Cross-entropy: loss of a row = -weights[label] log_prob[label]. Returns (output, log_prob)."""
+@overload
+def softmax_cross_entropy_loss(
+    scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
+    check: _Boolean = False, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def softmax_cross_entropy_loss(
+    scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
+    check: _Boolean = False, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def softmax_cross_entropy_loss(
+    scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
+    check: _Boolean = False, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def softmax_cross_entropy_loss(
+    scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
+    check: _Boolean = False, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def softmax_cross_entropy_loss(
+    scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
+    check: _Boolean = False, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def softmax_cross_entropy_loss(
+    scores: _Other, labels: _Other, weights: _Other | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
+    check: _Boolean = False, out: tuple[_Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["output", "log_prob"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
-    """Cross-entropy: loss of a row = -weights[label] log_prob[label]. Returns (output, log_prob)."""
+) -> tuple[Any, Any]: ...
+@overload
 def softmax_cross_entropy_loss_grad(
-    dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None, *,
+    dY: _NumPy, log_prob: _NumPy, label: _NumPy, weight: _NumPy | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
-    check: _Boolean = False, out: _Memory | None = None,
+    check: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of SoftmaxCrossEntropyLoss: d_logits = (e^log_prob - [label]) dY weight[label] / N. Returns d_logits."""
+@overload
+def softmax_cross_entropy_loss_grad(
+    dY: Tensor[_T], log_prob: Tensor[_T], label: Tensor[_T], weight: Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
+    check: _Boolean = False, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def softmax_cross_entropy_loss_grad(
+    dY: CupyArray, log_prob: CupyArray, label: CupyArray, weight: CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
+    check: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def softmax_cross_entropy_loss_grad(
+    dY: _Other, log_prob: _Other, label: _Other, weight: _Other | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
+    check: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def softmax_cross_entropy_loss_internal(
-    scores: _Array, labels: _Array, weights: _Array | None = None,
+    scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
     ignore_index: _Integers | None = None, *, reduction: Literal["mean", "sum", "none"] = "mean",
     output_type: _Dtype | None = None, check: _Boolean = False,
-    out: tuple[_Memory | None, _Memory | None] | None = None,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Cross-entropy with outputs of another type: loss of a row = -weights[label] log_prob[label]. Returns (output, log_prob)."""
+@overload
+def softmax_cross_entropy_loss_internal(
+    scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+    ignore_index: _Integers | None = None, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    output_type: _Dtype | None = None, check: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def softmax_cross_entropy_loss_internal(
+    scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+    ignore_index: _Integers | None = None, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    output_type: _Dtype | None = None, check: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def softmax_cross_entropy_loss_internal(
+    scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+    ignore_index: _Integers | None = None, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    output_type: _Dtype | None = None, check: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def softmax_cross_entropy_loss_internal(
+    scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+    ignore_index: _Integers | None = None, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    output_type: _Dtype | None = None, check: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def softmax_cross_entropy_loss_internal(
+    scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+    ignore_index: _Integers | None = None, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    output_type: _Dtype | None = None, check: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def softmax_cross_entropy_loss_internal(
+    scores: _Other, labels: _Other, weights: _Other | None = None,
+    ignore_index: _Integers | None = None, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    output_type: _Dtype | None = None, check: _Boolean = False,
+    out: tuple[_Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["output", "log_prob"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
-    """Cross-entropy with outputs of another type: loss of a row = -weights[label] log_prob[label]. Returns (output, log_prob)."""
+) -> tuple[Any, Any]: ...
+@overload
 def softmax_cross_entropy_loss_internal_grad(
-    dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None,
-    ignore_index: _Integers | None = None, bias: _Array | None = None, *,
+    dY: _NumPy, log_prob: _NumPy, label: _NumPy, weight: _NumPy | None = None,
+    ignore_index: _Integers | None = None, bias: _NumPy | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: _Memory | None = None,
+    check: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient: d_logits = (e^log_prob - [label]) dY weight[label] / N + bias. Returns d_logits."""
+@overload
+def softmax_cross_entropy_loss_internal_grad(
+    dY: Tensor[_T], log_prob: Tensor[_T], label: Tensor[_T], weight: Tensor[_T] | None = None,
+    ignore_index: _Integers | None = None, bias: Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def softmax_cross_entropy_loss_internal_grad(
+    dY: CupyArray, log_prob: CupyArray, label: CupyArray, weight: CupyArray | None = None,
+    ignore_index: _Integers | None = None, bias: CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, out: CupyArray | None = None,
+    outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def softmax_cross_entropy_loss_internal_grad(
+    dY: _Other, log_prob: _Other, label: _Other, weight: _Other | None = None,
+    ignore_index: _Integers | None = None, bias: _Other | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
 def softmax_dropout_grad(
-    dy: _Array, mask: _Array, softmax_y: _Array, ratio: _Reals | None = None, *, axis: _Integer,
-    out: _Memory | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+    dy: _NumPy, mask: _NumPy, softmax_y: _NumPy, ratio: _Reals | None = None, *, axis: _Integer,
+    out: NDArray[Any] | None = None, outputs: Sequence[Literal["dx"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Gradient of BiasSoftmaxDropout by data: dx = softmax_y (g - sum of g softmax_y over the row). Returns dx."""
-def softmax_grad(
-    dY: _Array, Y: _Array, *, axis: _Integer = 1, out: _Memory | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
-    """Gradient of Softmax before opset 13: dX = Y (dY - sum of Y dY over the row). Returns dX."""
-def softmax_grad_13(
-    dY: _Array, Y: _Array, *, axis: _Integer = -1, out: _Memory | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
-    """Gradient of Softmax: dX = Y (dY - sum of Y dY along the axis). Returns dX."""
-def sparse_softmax_cross_entropy(
-    logits: _Array, label: _Array, weight: _Array | None = None, *,
-    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
-    out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]:
-    """Cross-entropy against classes: loss of a row = -weight log_prob[label]. Returns (Y, log_prob)."""
-def sparse_softmax_cross_entropy_grad(
-    dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None, *,
-    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
-    out: _Memory | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+@overload
+def softmax_dropout_grad(
+    dy: Tensor[_T], mask: Tensor[_T], softmax_y: Tensor[_T], ratio: _Reals | None = None, *,
+    axis: _Integer, out: Tensor[_T] | None = None, outputs: Sequence[Literal["dx"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any:
-    """Gradient of SparseSoftmaxCrossEntropy: d_logits = (e^log_prob - [label]) dY weight / N. Returns d_logits."""
-def split_training(
-    input: _Array, split: _Integers | None = None, *, axis: _Integer = 0,
-    num_outputs: _Integer | None = None, out: tuple[_Memory | None, ...] | None = None,
-    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
-    """An array taken apart along an axis: outputs[i] = the next split[i] positions of `input`. Returns *outputs."""
-def tanh_grad(
-    dY: _Array, Y: _Array, *, out: _Memory | None = None,
+) -> _T: ...
+@overload
+def softmax_dropout_grad(
+    dy: CupyArray, mask: CupyArray, softmax_y: CupyArray, ratio: _Reals | None = None, *,
+    axis: _Integer, out: CupyArray | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def softmax_dropout_grad(
+    dy: _Other, mask: _Other, softmax_y: _Other, ratio: _Reals | None = None, *, axis: _Integer,
+    out: _Other | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def softmax_grad(
+    dY: _NumPy, Y: _NumPy, *, axis: _Integer = 1, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
+    """Gradient of Softmax before opset 13: dX = Y (dY - sum of Y dY over the row). Returns dX."""
+@overload
+def softmax_grad(
+    dY: Tensor[_T], Y: Tensor[_T], *, axis: _Integer = 1, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def softmax_grad(
+    dY: CupyArray, Y: CupyArray, *, axis: _Integer = 1, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def softmax_grad(
+    dY: _Other, Y: _Other, *, axis: _Integer = 1, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def softmax_grad_13(
+    dY: _NumPy, Y: _NumPy, *, axis: _Integer = -1, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gradient of Softmax: dX = Y (dY - sum of Y dY along the axis). Returns dX."""
+@overload
+def softmax_grad_13(
+    dY: Tensor[_T], Y: Tensor[_T], *, axis: _Integer = -1, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def softmax_grad_13(
+    dY: CupyArray, Y: CupyArray, *, axis: _Integer = -1, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def softmax_grad_13(
+    dY: _Other, Y: _Other, *, axis: _Integer = -1, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def sparse_softmax_cross_entropy(
+    logits: _NumPy, label: _NumPy, weight: _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Cross-entropy against classes: loss of a row = -weight log_prob[label]. Returns (Y, log_prob)."""
+@overload
+def sparse_softmax_cross_entropy(
+    logits: _NumPy, label: _NumPy, weight: _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["Y", "log_prob"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def sparse_softmax_cross_entropy(
+    logits: Tensor[_T], label: Tensor[_T], weight: Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def sparse_softmax_cross_entropy(
+    logits: Tensor[_T], label: Tensor[_T], weight: Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["Y", "log_prob"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def sparse_softmax_cross_entropy(
+    logits: CupyArray, label: CupyArray, weight: CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def sparse_softmax_cross_entropy(
+    logits: CupyArray, label: CupyArray, weight: CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["Y", "log_prob"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def sparse_softmax_cross_entropy(
+    logits: _Other, label: _Other, weight: _Other | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
+def sparse_softmax_cross_entropy_grad(
+    dY: _NumPy, log_prob: _NumPy, label: _NumPy, weight: _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: NDArray[Any] | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+    workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gradient of SparseSoftmaxCrossEntropy: d_logits = (e^log_prob - [label]) dY weight / N. Returns d_logits."""
+@overload
+def sparse_softmax_cross_entropy_grad(
+    dY: Tensor[_T], log_prob: Tensor[_T], label: Tensor[_T], weight: Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: Tensor[_T] | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def sparse_softmax_cross_entropy_grad(
+    dY: CupyArray, log_prob: CupyArray, label: CupyArray, weight: CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: CupyArray | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def sparse_softmax_cross_entropy_grad(
+    dY: _Other, log_prob: _Other, label: _Other, weight: _Other | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: _Other | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def split_training(
+    input: _NumPy, split: _Integers | None = None, *, axis: _Integer = 0,
+    num_outputs: _Integer | None = None, out: tuple[NDArray[Any] | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], ...]:
+    """An array taken apart along an axis: outputs[i] = the next split[i] positions of `input`. Returns *outputs."""
+@overload
+def split_training(
+    input: Tensor[_T], split: _Integers | None = None, *, axis: _Integer = 0,
+    num_outputs: _Integer | None = None, out: tuple[Tensor[_T] | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[_T, ...]: ...
+@overload
+def split_training(
+    input: CupyArray, split: _Integers | None = None, *, axis: _Integer = 0,
+    num_outputs: _Integer | None = None, out: tuple[CupyArray | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def split_training(
+    input: _Other, split: _Integers | None = None, *, axis: _Integer = 0,
+    num_outputs: _Integer | None = None, out: tuple[_Other | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
+@overload
+def tanh_grad(
+    dY: _NumPy, Y: _NumPy, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
     """Gradient of Tanh: dX = dY (1 - Y^2). Returns dX."""
+@overload
+def tanh_grad(
+    dY: Tensor[_T], Y: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def tanh_grad(
+    dY: CupyArray, Y: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def tanh_grad(
+    dY: _Other, Y: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
 def triton_op(
     inputs: Sequence[_Array], *, func_name: str = "", onnx_key: _Integer = 0, onnx_string: str = "",
     num_outputs: _Integer = 1, out: tuple[_Memory | None, ...] | None = None,
@@ -1531,29 +5231,115 @@ def triton_op(
     **keywords: object,
 ) -> tuple[Any, ...]:
     """Runs a registered function that may launch Triton kernels: outputs = function(inputs). Returns *outputs."""
+@overload
 def view(
-    input: _Array, shapes: Sequence[_Integers], *, out: tuple[_Memory | None, ...] | None = None,
+    input: _NumPy, shapes: Sequence[_Integers], *,
+    out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[NDArray[Any], ...]:
     """Pieces of one array: outputs[i] = input.ravel()[o_i : o_i + n_i].reshape(shapes[i]). Returns *outputs."""
+@overload
+def view(
+    input: Tensor[_T], shapes: Sequence[_Integers], *,
+    out: tuple[Tensor[_T] | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[_T, ...]: ...
+@overload
+def view(
+    input: CupyArray, shapes: Sequence[_Integers], *,
+    out: tuple[CupyArray | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def view(
+    input: _Other, shapes: Sequence[_Integers], *, out: tuple[_Other | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
+@overload
 def wait_event(
-    EventIdentifier: _Integers, InputData: Sequence[_Array], *, num_outputs: _Integer | None = None,
-    timeout: _Real = 60.0, out: tuple[_Memory | None, ...] | None = None,
+    EventIdentifier: _Integers, InputData: Sequence[_NumPy], *, num_outputs: _Integer | None = None,
+    timeout: _Real = 60.0, out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[NDArray[Any], ...]:
     """Lets what follows wait for what an event marks, and takes the event: OutputData = InputData. Returns *OutputData."""
+@overload
+def wait_event(
+    EventIdentifier: _Integers, InputData: Sequence[Tensor[_T]], *,
+    num_outputs: _Integer | None = None, timeout: _Real = 60.0,
+    out: tuple[Tensor[_T] | None, ...] | None = None,
+    outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[_T, ...]: ...
+@overload
+def wait_event(
+    EventIdentifier: _Integers, InputData: Sequence[CupyArray], *,
+    num_outputs: _Integer | None = None, timeout: _Real = 60.0,
+    out: tuple[CupyArray | None, ...] | None = None,
+    outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def wait_event(
+    EventIdentifier: _Integers, InputData: Sequence[_Other], *, num_outputs: _Integer | None = None,
+    timeout: _Real = 60.0, out: tuple[_Other | None, ...] | None = None,
+    outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
+@overload
 def yield_op(
-    module_outputs: Sequence[_Array], *, non_differentiable_outputs: _Integers = (),
-    full_shape_outputs: _Integers, out: tuple[_Memory | None, ...] | None = None,
+    module_outputs: Sequence[_NumPy], *,
+    non_differentiable_outputs: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    full_shape_outputs: Sequence[_Integer] | NDArray[np.integer[Any]],
+    out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["module_outputs_grad"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[NDArray[Any], ...]:
     """Splits a step in two: module_outputs_grad = gradients that a caller sends for module_outputs. Returns *module_outputs_grad."""
+@overload
+def yield_op(
+    module_outputs: Sequence[Tensor[_T]], *,
+    non_differentiable_outputs: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    full_shape_outputs: Sequence[_Integer] | NDArray[np.integer[Any]],
+    out: tuple[Tensor[_T] | None, ...] | None = None,
+    outputs: Sequence[Literal["module_outputs_grad"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, ...]: ...
+@overload
+def yield_op(
+    module_outputs: Sequence[CupyArray], *,
+    non_differentiable_outputs: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    full_shape_outputs: Sequence[_Integer] | NDArray[np.integer[Any]],
+    out: tuple[CupyArray | None, ...] | None = None,
+    outputs: Sequence[Literal["module_outputs_grad"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, ...]: ...
+@overload
+def yield_op(
+    module_outputs: Sequence[_Other], *,
+    non_differentiable_outputs: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+    full_shape_outputs: Sequence[_Integer] | NDArray[np.integer[Any]],
+    out: tuple[_Other | None, ...] | None = None,
+    outputs: Sequence[Literal["module_outputs_grad"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, ...]: ...
+@overload
 def zero_gradient(
-    old_gradient: _Array, reset_signal: _Array, *, out: _Memory | None = None,
+    old_gradient: _NumPy, reset_signal: _NumPy, *, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
-) -> Any:
+) -> NDArray[Any]:
     """Clears a gradient: zero_gradient = 0, all bytes, in place of old_gradient. Returns zero_gradient."""
+@overload
+def zero_gradient(
+    old_gradient: Tensor[_T], reset_signal: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def zero_gradient(
+    old_gradient: CupyArray, reset_signal: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def zero_gradient(
+    old_gradient: _Other, reset_signal: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
 
 class AdamCodedList(Op):
     """Adam over codes: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights)."""
@@ -1569,14 +5355,92 @@ class AdamCodedList(Op):
         epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
         weight_decay_mode: Literal[0, 1] = 0,
     ) -> None: ...
+    @overload
     def __call__(
-        self, R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
-        gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
-        mixed_precision_weights: Sequence[_Array | None] | None = None,
-        loss_scale: _Reals | _Array | None = None,
-        global_gradient_norm: _Reals | _Array | None = None,
-        update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
-        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        self, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        loss_scale: _Reals | _NumPy | None = None,
+        global_gradient_norm: _Reals | _NumPy | None = None,
+        update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        loss_scale: _Reals | _NumPy | None = None,
+        global_gradient_norm: _Reals | _NumPy | None = None,
+        update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]],
+        moment_2: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        global_gradient_norm: _Reals | Tensor[_T] | None = None,
+        update_signal: _Booleans | Tensor[_T] | None = None,
+        max_norm: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]],
+        moment_2: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        global_gradient_norm: _Reals | Tensor[_T] | None = None,
+        update_signal: _Booleans | Tensor[_T] | None = None,
+        max_norm: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray],
+        moment_2: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        global_gradient_norm: _Reals | CupyArray | None = None,
+        update_signal: _Booleans | CupyArray | None = None,
+        max_norm: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray],
+        moment_2: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        global_gradient_norm: _Reals | CupyArray | None = None,
+        update_signal: _Booleans | CupyArray | None = None,
+        max_norm: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | _Other, T: _Integers | _Other, weights: Sequence[_Other],
+        gradients: Sequence[_Other], moment_1: Sequence[_Other], moment_2: Sequence[_Other],
+        mixed_precision_weights: Sequence[_Other | None] | None = None,
+        loss_scale: _Reals | _Other | None = None,
+        global_gradient_norm: _Reals | _Other | None = None,
+        update_signal: _Booleans | _Other | None = None, max_norm: _Reals | _Other | None = None, *,
+        out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
         outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
@@ -1617,13 +5481,81 @@ class AdamOptimizer(Op):
         epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
         weight_decay_mode: Literal[0, 1] = 0,
     ) -> None: ...
+    @overload
     def __call__(
-        self, R: _Reals | _Array, T: _Integers | _Array, weights: _Array, gradients: _Array,
-        moment_1: _Array, moment_2: _Array, mixed_precision_weights: _Array | None = None,
-        loss_scale: _Reals | _Array | None = None,
-        global_gradient_norm: _Reals | _Array | None = None,
-        update_signal: _Booleans | _Array | None = None, *,
-        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        self, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: _NumPy, gradients: _NumPy,
+        moment_1: _NumPy, moment_2: _NumPy, mixed_precision_weights: _NumPy | None = None,
+        loss_scale: _Reals | _NumPy | None = None,
+        global_gradient_norm: _Reals | _NumPy | None = None,
+        update_signal: _Booleans | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: _NumPy, gradients: _NumPy,
+        moment_1: _NumPy, moment_2: _NumPy, mixed_precision_weights: _NumPy | None = None,
+        loss_scale: _Reals | _NumPy | None = None,
+        global_gradient_norm: _Reals | _NumPy | None = None,
+        update_signal: _Booleans | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Tensor[_T],
+        gradients: Tensor[_T], moment_1: Tensor[_T], moment_2: Tensor[_T],
+        mixed_precision_weights: Tensor[_T] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        global_gradient_norm: _Reals | Tensor[_T] | None = None,
+        update_signal: _Booleans | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T, _T, _T, _T, _T | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Tensor[_T],
+        gradients: Tensor[_T], moment_1: Tensor[_T], moment_2: Tensor[_T],
+        mixed_precision_weights: Tensor[_T] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        global_gradient_norm: _Reals | Tensor[_T] | None = None,
+        update_signal: _Booleans | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: CupyArray,
+        gradients: CupyArray, moment_1: CupyArray, moment_2: CupyArray,
+        mixed_precision_weights: CupyArray | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        global_gradient_norm: _Reals | CupyArray | None = None,
+        update_signal: _Booleans | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray, CupyArray, CupyArray, CupyArray, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: CupyArray,
+        gradients: CupyArray, moment_1: CupyArray, moment_2: CupyArray,
+        mixed_precision_weights: CupyArray | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        global_gradient_norm: _Reals | CupyArray | None = None,
+        update_signal: _Booleans | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | _Other, T: _Integers | _Other, weights: _Other, gradients: _Other,
+        moment_1: _Other, moment_2: _Other, mixed_precision_weights: _Other | None = None,
+        loss_scale: _Reals | _Other | None = None,
+        global_gradient_norm: _Reals | _Other | None = None,
+        update_signal: _Booleans | _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None, _Other | None, _Other | None, _Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any, Any, Any, Any, Any]: ...
@@ -1662,14 +5594,92 @@ class AdamOptimizerList(Op):
         epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
         weight_decay_mode: Literal[0, 1] = 0,
     ) -> None: ...
+    @overload
     def __call__(
-        self, R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
-        gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
-        mixed_precision_weights: Sequence[_Array | None] | None = None,
-        loss_scale: _Reals | _Array | None = None,
-        global_gradient_norm: _Reals | _Array | None = None,
-        update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
-        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        self, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        loss_scale: _Reals | _NumPy | None = None,
+        global_gradient_norm: _Reals | _NumPy | None = None,
+        update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        loss_scale: _Reals | _NumPy | None = None,
+        global_gradient_norm: _Reals | _NumPy | None = None,
+        update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]],
+        moment_2: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        global_gradient_norm: _Reals | Tensor[_T] | None = None,
+        update_signal: _Booleans | Tensor[_T] | None = None,
+        max_norm: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]],
+        moment_2: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        global_gradient_norm: _Reals | Tensor[_T] | None = None,
+        update_signal: _Booleans | Tensor[_T] | None = None,
+        max_norm: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray],
+        moment_2: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        global_gradient_norm: _Reals | CupyArray | None = None,
+        update_signal: _Booleans | CupyArray | None = None,
+        max_norm: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray],
+        moment_2: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        global_gradient_norm: _Reals | CupyArray | None = None,
+        update_signal: _Booleans | CupyArray | None = None,
+        max_norm: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | _Other, T: _Integers | _Other, weights: Sequence[_Other],
+        gradients: Sequence[_Other], moment_1: Sequence[_Other], moment_2: Sequence[_Other],
+        mixed_precision_weights: Sequence[_Other | None] | None = None,
+        loss_scale: _Reals | _Other | None = None,
+        global_gradient_norm: _Reals | _Other | None = None,
+        update_signal: _Booleans | _Other | None = None, max_norm: _Reals | _Other | None = None, *,
+        out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
         outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
@@ -1708,11 +5718,63 @@ class AdamWOptimizer(Op):
         self, *, alpha: _Real = 0.9, beta: _Real = 0.999, epsilon: _Real = 1e-08,
         weight_decay: _Real = 0.01, correct_bias: _Boolean = True, adam_mode: Literal[0, 1] = 0,
     ) -> None: ...
+    @overload
     def __call__(
-        self, lr: _Reals | _Array, step: _Integers | _Array, weights: Sequence[_Array],
-        gradients: Sequence[_Array], momentums_1: Sequence[_Array], momentums_2: Sequence[_Array],
-        update_signal: _Booleans | _Array | None = None, *,
-        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        self, lr: _Reals | _NumPy, step: _Integers | _NumPy, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], momentums_1: Sequence[_NumPy], momentums_2: Sequence[_NumPy],
+        update_signal: _Booleans | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | _NumPy, step: _Integers | _NumPy, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], momentums_1: Sequence[_NumPy], momentums_2: Sequence[_NumPy],
+        update_signal: _Booleans | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | Tensor[_T], step: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], momentums_1: Sequence[Tensor[_T]],
+        momentums_2: Sequence[Tensor[_T]], update_signal: _Booleans | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...]]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | Tensor[_T], step: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], momentums_1: Sequence[Tensor[_T]],
+        momentums_2: Sequence[Tensor[_T]], update_signal: _Booleans | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | CupyArray, step: _Integers | CupyArray, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], momentums_1: Sequence[CupyArray],
+        momentums_2: Sequence[CupyArray], update_signal: _Booleans | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...]]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | CupyArray, step: _Integers | CupyArray, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], momentums_1: Sequence[CupyArray],
+        momentums_2: Sequence[CupyArray], update_signal: _Booleans | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | _Other, step: _Integers | _Other, weights: Sequence[_Other],
+        gradients: Sequence[_Other], momentums_1: Sequence[_Other], momentums_2: Sequence[_Other],
+        update_signal: _Booleans | _Other | None = None, *,
+        out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
         outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
@@ -1737,8 +5799,24 @@ class AdasumAllReduce(Op):
     group: Final[ProcessGroup]
     reduce_algo: Final[Literal[0, 1, 2]]
     def __init__(self, *, group: ProcessGroup, reduce_algo: Literal[0, 1, 2] = 0) -> None: ...
+    @overload
     def __call__(
-        self, input: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        self, input: Sequence[_NumPy], *, out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[Tensor[_T]], *, out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[CupyArray], *, out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[_Other], *, out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
     def bound(
@@ -1753,8 +5831,24 @@ class AdasumAllReduce(Op):
 class All(Op):
     """Conjunction of all elements: Y[0] = X[0] and X[1] and ...; True where there are none. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -1776,12 +5870,31 @@ class AveragePool(Op):
     count_include_pad: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-        ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
-        pads: _Integers | None = None, strides: _Integers | None = None,
+        ceil_mode: _Boolean = False,
+        dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+        pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         count_include_pad: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -1803,12 +5916,31 @@ class AveragePoolGrad(Op):
     count_include_pad: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-        ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
-        pads: _Integers | None = None, strides: _Integers | None = None,
+        ceil_mode: _Boolean = False,
+        dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+        pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         count_include_pad: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, shape: _Integers, *, out: _Memory | None = None,
+        self, dY: _NumPy, shape: _Integers, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], shape: _Integers, *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, shape: _Integers, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, shape: _Integers, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -1830,9 +5962,53 @@ class BatchNormInternal(Op):
         self, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9, training_mode: _Boolean = True,
         unbiased: _Boolean = True,
     ) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, scale: _Array, B: _Array, input_mean: _Array, input_var: _Array, *,
-        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        self, X: _NumPy, scale: _NumPy, B: _NumPy, input_mean: _NumPy, input_var: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, X: _NumPy, scale: _NumPy, B: _NumPy, input_mean: _NumPy, input_var: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], scale: Tensor[_T], B: Tensor[_T], input_mean: Tensor[_T],
+        input_var: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T | Any, _T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], scale: Tensor[_T], B: Tensor[_T], input_mean: Tensor[_T],
+        input_var: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, scale: CupyArray, B: CupyArray, input_mean: CupyArray,
+        input_var: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, scale: CupyArray, B: CupyArray, input_mean: CupyArray,
+        input_var: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, X: _Other, scale: _Other, B: _Other, input_mean: _Other, input_var: _Other, *,
+        out: tuple[_Other | None, _Other | None, _Other | None, _Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any, Any, Any, Any]: ...
@@ -1852,9 +6028,53 @@ class BatchNormalizationGrad(Op):
     """Gradient: X_grad = scale saved_inv_std (dY - mean of dY - xhat mean of (dY xhat)). Returns (X_grad, scale_grad, bias_grad)."""
     epsilon: Final[float]
     def __init__(self, *, epsilon: _Real) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, X: _Array, scale: _Array, saved_mean: _Array, saved_inv_std: _Array, *,
-        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        self, dY: _NumPy, X: _NumPy, scale: _NumPy, saved_mean: _NumPy, saved_inv_std: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, X: _NumPy, scale: _NumPy, saved_mean: _NumPy, saved_inv_std: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], scale: Tensor[_T], saved_mean: Tensor[_T],
+        saved_inv_std: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], scale: Tensor[_T], saved_mean: Tensor[_T],
+        saved_inv_std: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, scale: CupyArray, saved_mean: CupyArray,
+        saved_inv_std: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, scale: CupyArray, saved_mean: CupyArray,
+        saved_inv_std: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, scale: _Other, saved_mean: _Other, saved_inv_std: _Other, *,
+        out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any, Any]: ...
@@ -1876,9 +6096,49 @@ class BatchScale(Op):
     scale_1: Final[float]
     scale_2: Final[float | None]
     def __init__(self, *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None) -> None: ...
+    @overload
     def __call__(
-        self, input: _Array, *,
-        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        self, input: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, input: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output_0", "output_1", "output_2"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T | Any]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output_0", "output_1", "output_2"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output_0", "output_1", "output_2"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, input: _Other, *,
+        out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["output_0", "output_1", "output_2"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any, Any]: ...
@@ -1897,11 +6157,60 @@ class BiasDropout(Op):
     """Dropout of a sum: output = (data + bias) / (1 - ratio) where mask, else 0; + residual. Returns (output, mask)."""
     seed: Final[int | None]
     def __init__(self, *, seed: _Integer | None = None) -> None: ...
+    @overload
     def __call__(
-        self, data: _Array, bias: _Array, residual: _Array | None = None,
+        self, data: _NumPy, bias: _NumPy, residual: _NumPy | None = None,
         ratio: _Reals | None = None, training_mode: _Booleans | None = None,
-        state: _Integers | _Array | None = None, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        state: _Integers | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, data: _NumPy, bias: _NumPy, residual: _NumPy | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, data: Tensor[_T], bias: Tensor[_T], residual: Tensor[_T] | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, data: Tensor[_T], bias: Tensor[_T], residual: Tensor[_T] | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, data: CupyArray, bias: CupyArray, residual: CupyArray | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, data: CupyArray, bias: CupyArray, residual: CupyArray | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, data: _Other, bias: _Other, residual: _Other | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["output", "mask"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
@@ -1924,8 +6233,24 @@ class BiasDropout(Op):
 class BiasFastGeluGrad_dX(Op):
     """Gradient of FastGelu with bias by X: dX = dY (s + Z v' s (1 - s)), Z = X + B. Returns dX."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, X: _Array, B: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, X: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, B: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -1940,8 +6265,24 @@ class BiasFastGeluGrad_dX(Op):
 class BiasGelu(Op):
     """Gelu of a sum: C = Z Phi(Z), Z = A + B. Returns C."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, A: _Array, B: _Array, *, out: _Memory | None = None,
+        self, A: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, A: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, A: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, A: _Other, B: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -1955,8 +6296,24 @@ class BiasGelu(Op):
 class BiasGeluGrad_dX(Op):
     """Gradient of BiasGelu by X: dX = dY (Phi(Z) + Z phi(Z)), Z = X + B. Returns dX."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, X: _Array, B: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, X: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, B: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -1976,10 +6333,56 @@ class BiasSoftmaxDropout(Op):
     def __init__(
         self, *, axis: _Integer = 1, is_inner_broadcast: _Boolean, seed: _Integer | None = None,
     ) -> None: ...
+    @overload
     def __call__(
-        self, data: _Array, bias: _Array, ratio: _Reals | None = None,
-        state: _Integers | _Array | None = None, *,
-        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        self, data: _NumPy, bias: _NumPy, ratio: _Reals | None = None,
+        state: _Integers | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, data: _NumPy, bias: _NumPy, ratio: _Reals | None = None,
+        state: _Integers | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["dropout_output", "mask", "softmax_output"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, data: Tensor[_T], bias: Tensor[_T], ratio: _Reals | None = None,
+        state: _Integers | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, data: Tensor[_T], bias: Tensor[_T], ratio: _Reals | None = None,
+        state: _Integers | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["dropout_output", "mask", "softmax_output"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, data: CupyArray, bias: CupyArray, ratio: _Reals | None = None,
+        state: _Integers | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, data: CupyArray, bias: CupyArray, ratio: _Reals | None = None,
+        state: _Integers | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["dropout_output", "mask", "softmax_output"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, data: _Other, bias: _Other, ratio: _Reals | None = None,
+        state: _Integers | _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["dropout_output", "mask", "softmax_output"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any, Any]: ...
@@ -2001,11 +6404,60 @@ class BitmaskBiasDropout(Op):
     """Dropout of a sum with a mask of bits: output = (data + bias) / (1 - ratio), or 0; + residual. Returns (output, mask)."""
     seed: Final[int | None]
     def __init__(self, *, seed: _Integer | None = None) -> None: ...
+    @overload
     def __call__(
-        self, data: _Array, bias: _Array, residual: _Array | None = None,
+        self, data: _NumPy, bias: _NumPy, residual: _NumPy | None = None,
         ratio: _Reals | None = None, training_mode: _Booleans | None = None,
-        state: _Integers | _Array | None = None, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        state: _Integers | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, data: _NumPy, bias: _NumPy, residual: _NumPy | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, data: Tensor[_T], bias: Tensor[_T], residual: Tensor[_T] | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, data: Tensor[_T], bias: Tensor[_T], residual: Tensor[_T] | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, data: CupyArray, bias: CupyArray, residual: CupyArray | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, data: CupyArray, bias: CupyArray, residual: CupyArray | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, data: _Other, bias: _Other, residual: _Other | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["output", "mask"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
@@ -2029,10 +6481,53 @@ class BitmaskDropout(Op):
     """Dropout with a mask of bits: output = data / (1 - ratio) where its bit is 1, else 0. Returns (output, mask)."""
     seed: Final[int | None]
     def __init__(self, *, seed: _Integer | None = None) -> None: ...
+    @overload
     def __call__(
-        self, data: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
-        state: _Integers | _Array | None = None, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, data: _NumPy, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, data: _NumPy, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, data: Tensor[_T], ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, data: Tensor[_T], ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, data: CupyArray, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, data: CupyArray, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, data: _Other, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["output", "mask"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
@@ -2053,9 +6548,28 @@ class BitmaskDropout(Op):
 class BitmaskDropoutGrad(Op):
     """Gradient of BitmaskDropout: dx = dy / (1 - ratio) where the mask's bit is 1, else 0. Returns dx."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dy: _Array, mask: _Array, ratio: _Reals | None = None,
-        training_mode: _Booleans | None = None, *, out: _Memory | None = None,
+        self, dy: _NumPy, mask: _NumPy, ratio: _Reals | None = None,
+        training_mode: _Booleans | None = None, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dy: Tensor[_T], mask: Tensor[_T], ratio: _Reals | None = None,
+        training_mode: _Booleans | None = None, *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dy: CupyArray, mask: CupyArray, ratio: _Reals | None = None,
+        training_mode: _Booleans | None = None, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dy: _Other, mask: _Other, ratio: _Reals | None = None,
+        training_mode: _Booleans | None = None, *, out: _Other | None = None,
         outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2073,11 +6587,51 @@ class ConcatTraining(Op):
     """Arrays joined along an axis: concat_result = inputs[0], inputs[1], ... one after the other. Returns (concat_result, per_input_length)."""
     axis: Final[int]
     def __init__(self, *, axis: _Integer) -> None: ...
+    @overload
     def __call__(
-        self, inputs: Sequence[_Array], *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, inputs: Sequence[_NumPy], *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]: ...
+    @overload
+    def __call__(
+        self, inputs: Sequence[_NumPy], *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["concat_result", "per_input_length"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[np.int64] | Any]: ...
+    @overload
+    def __call__(
+        self, inputs: Sequence[Tensor[_T]], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, inputs: Sequence[Tensor[_T]], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["concat_result", "per_input_length"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, inputs: Sequence[CupyArray], *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, NDArray[np.int64]]: ...
+    @overload
+    def __call__(
+        self, inputs: Sequence[CupyArray], *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["concat_result", "per_input_length"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, NDArray[np.int64] | Any]: ...
+    @overload
+    def __call__(
+        self, inputs: Sequence[_Other], *, out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["concat_result", "per_input_length"]] | None = None,
         workspace: _Memory | None = None,
-    ) -> tuple[Any, NDArray[np.int64]]: ...
+    ) -> tuple[Any, Any]: ...
     def bound(
         self, inputs: Sequence[_Array] | EllipsisType, *,
         out: tuple[_Memory | None, _Memory | None] | None = None,
@@ -2100,12 +6654,32 @@ class Conv(Op):
     allow_tf32: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-        dilations: _Integers | None = None, group: _Integer = 1,
-        kernel_shape: _Integers | None = None, pads: _Integers | None = None,
-        strides: _Integers | None = None, allow_tf32: _Boolean = False,
+        dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+        kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        allow_tf32: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, W: _Array, B: _Array | None = None, *, out: _Memory | None = None,
+        self, X: _NumPy, W: _NumPy, B: _NumPy | None = None, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], W: Tensor[_T], B: Tensor[_T] | None = None, *,
+        out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, W: CupyArray, B: CupyArray | None = None, *,
+        out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, W: _Other, B: _Other | None = None, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2129,13 +6703,52 @@ class ConvGrad(Op):
     allow_tf32: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-        dilations: _Integers | None = None, group: _Integer = 1,
-        kernel_shape: _Integers | None = None, pads: _Integers | None = None,
-        strides: _Integers | None = None, allow_tf32: _Boolean = False,
+        dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+        kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        allow_tf32: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, X: _Array, W: _Array, *,
-        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        self, dY: _NumPy, X: _NumPy, W: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, X: _NumPy, W: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], W: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], W: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, W: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, W: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, W: _Other, *,
+        out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any, Any]: ...
@@ -2163,13 +6776,34 @@ class ConvTranspose(Op):
     allow_tf32: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-        dilations: _Integers | None = None, group: _Integer = 1,
-        kernel_shape: _Integers | None = None, output_padding: _Integers | None = None,
-        output_shape: _Integers | None = None, pads: _Integers | None = None,
-        strides: _Integers | None = None, allow_tf32: _Boolean = False,
+        dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+        kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        allow_tf32: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, W: _Array, B: _Array | None = None, *, out: _Memory | None = None,
+        self, X: _NumPy, W: _NumPy, B: _NumPy | None = None, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], W: Tensor[_T], B: Tensor[_T] | None = None, *,
+        out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, W: CupyArray, B: CupyArray | None = None, *,
+        out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, W: _Other, B: _Other | None = None, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2195,14 +6829,54 @@ class ConvTransposeGrad(Op):
     allow_tf32: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-        dilations: _Integers | None = None, group: _Integer = 1,
-        kernel_shape: _Integers | None = None, output_padding: _Integers | None = None,
-        output_shape: _Integers | None = None, pads: _Integers | None = None,
-        strides: _Integers | None = None, allow_tf32: _Boolean = False,
+        dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
+        kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        output_padding: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        allow_tf32: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, X: _Array, W: _Array, *,
-        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        self, dY: _NumPy, X: _NumPy, W: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, X: _NumPy, W: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], W: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], W: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, W: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, W: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, W: _Other, *,
+        out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any, Any]: ...
@@ -2226,10 +6900,53 @@ class CrossEntropyLossAndGrad(Op):
         self, *, reduction: Literal["mean", "sum", "none"] = "mean",
         output_type: _Dtype | None = None, check: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, scores: _Array, labels: _Array, weights: _Array | None = None,
-        ignore_index: _Integers | None = None, loss_scale: _Reals | _Array | None = None, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, scores: _Other, labels: _Other, weights: _Other | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["output", "d_scores"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
@@ -2251,9 +6968,46 @@ class CrossEntropyLossAndGrad(Op):
 class DivGrad(Op):
     """Gradient of Y = A / B: dA = sum of dY / B, dB = sum of -(dY / B) (A / B). Returns (dA, dB)."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, A: _Array, B: _Array, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, dY: _NumPy, A: _NumPy, B: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, A: _NumPy, B: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, A: CupyArray, B: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, A: CupyArray, B: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, dY: _Other, A: _Other, B: _Other, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
     def bound(
@@ -2270,10 +7024,53 @@ class Dropout(Op):
     """Dropout: output = data / (1 - ratio) where mask, else 0; mask is True with 1 - ratio. Returns (output, mask)."""
     seed: Final[int | None]
     def __init__(self, *, seed: _Integer | None = None) -> None: ...
+    @overload
     def __call__(
-        self, data: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
-        state: _Integers | _Array | None = None, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, data: _NumPy, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, data: _NumPy, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, data: Tensor[_T], ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, data: Tensor[_T], ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, data: CupyArray, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, data: CupyArray, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, data: _Other, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["output", "mask"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
@@ -2294,9 +7091,28 @@ class Dropout(Op):
 class DropoutGrad(Op):
     """Gradient of Dropout: dx = dy / (1 - ratio) where mask, else 0. Returns dx."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dy: _Array, mask: _Array, ratio: _Reals | None = None,
-        training_mode: _Booleans | None = None, *, out: _Memory | None = None,
+        self, dy: _NumPy, mask: _NumPy, ratio: _Reals | None = None,
+        training_mode: _Booleans | None = None, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dy: Tensor[_T], mask: Tensor[_T], ratio: _Reals | None = None,
+        training_mode: _Booleans | None = None, *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dy: CupyArray, mask: CupyArray, ratio: _Reals | None = None,
+        training_mode: _Booleans | None = None, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dy: _Other, mask: _Other, ratio: _Reals | None = None,
+        training_mode: _Booleans | None = None, *, out: _Other | None = None,
         outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2315,9 +7131,46 @@ class FakeQuant(Op):
     quant_min: Final[int]
     quant_max: Final[int]
     def __init__(self, *, quant_min: _Integer = 0, quant_max: _Integer = 255) -> None: ...
+    @overload
     def __call__(
-        self, input: _Array, scale: _Reals, zero_point: _Reals, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, input: _NumPy, scale: _Reals, zero_point: _Reals, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, input: _NumPy, scale: _Reals, zero_point: _Reals, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], scale: _Reals, zero_point: _Reals, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], scale: _Reals, zero_point: _Reals, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, scale: _Reals, zero_point: _Reals, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, scale: _Reals, zero_point: _Reals, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, input: _Other, scale: _Reals, zero_point: _Reals, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["output", "mask"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
@@ -2336,8 +7189,24 @@ class FakeQuant(Op):
 class FakeQuantGrad(Op):
     """Gradient of FakeQuant, straight through: dX = dY where gradient_mask, else 0. Returns dX."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, gradient_mask: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, gradient_mask: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], gradient_mask: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, gradient_mask: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, gradient_mask: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2352,8 +7221,24 @@ class FakeQuantGrad(Op):
 class FastGelu(Op):
     """Gelu by tanh: Y = Z / (1 + exp(-v)), v = 2 sqrt(2 / pi) (Z + 0.044715 Z^3), Z = X + bias. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, bias: _Array | None = None, *, out: _Memory | None = None,
+        self, X: _NumPy, bias: _NumPy | None = None, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], bias: Tensor[_T] | None = None, *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, bias: CupyArray | None = None, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, bias: _Other | None = None, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2369,8 +7254,24 @@ class FastGelu(Op):
 class FastGeluGrad(Op):
     """Gradient of FastGelu: dX = dY (s + X v' s (1 - s)), s = 1 / (1 + exp(-v)). Returns dX."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, X: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2384,12 +7285,49 @@ class FastGeluGrad(Op):
 class FlattenAndUnpad(Op):
     """Selected rows: output[r] = input.reshape(M1 M2, ...)[indices[r]]; the padding falls off. Returns (output, unflatten_dims)."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, input: _Array, indices: _Array, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, input: _NumPy, indices: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]: ...
+    @overload
+    def __call__(
+        self, input: _NumPy, indices: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "unflatten_dims"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[np.int64] | Any]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], indices: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], indices: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "unflatten_dims"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, indices: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, NDArray[np.int64]]: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, indices: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "unflatten_dims"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, NDArray[np.int64] | Any]: ...
+    @overload
+    def __call__(
+        self, input: _Other, indices: _Other, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["output", "unflatten_dims"]] | None = None,
         workspace: _Memory | None = None,
-    ) -> tuple[Any, NDArray[np.int64]]: ...
+    ) -> tuple[Any, Any]: ...
     def bound(
         self, input: _Array | EllipsisType, indices: _Array | EllipsisType, *,
         out: tuple[_Memory | None, _Memory | None] | None = None,
@@ -2409,8 +7347,25 @@ class GatherElementsGrad(Op):
     def __init__(
         self, *, axis: _Integer = 0, deterministic: _Boolean = True, check: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, shape: _Integers, indices: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, shape: _Integers, indices: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], shape: _Integers, indices: Tensor[_T], *,
+        out: Tensor[_T] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, shape: _Integers, indices: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, shape: _Integers, indices: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2431,8 +7386,25 @@ class GatherGrad(Op):
     def __init__(
         self, *, axis: _Integer = 0, deterministic: _Boolean = True, check: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, shape: _Integers, indices: _Array, dY: _Array, *, out: _Memory | None = None,
+        self, shape: _Integers, indices: _NumPy, dY: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, shape: _Integers, indices: Tensor[_T], dY: Tensor[_T], *,
+        out: Tensor[_T] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, shape: _Integers, indices: CupyArray, dY: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, shape: _Integers, indices: _Other, dY: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2453,8 +7425,26 @@ class GatherNDGrad(Op):
     def __init__(
         self, *, batch_dims: _Integer = 0, deterministic: _Boolean = True, check: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, shape: _Integers, indices: _Array, update: _Array, *, out: _Memory | None = None,
+        self, shape: _Integers, indices: _NumPy, update: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, shape: _Integers, indices: Tensor[_T], update: Tensor[_T], *,
+        out: Tensor[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, shape: _Integers, indices: CupyArray, update: CupyArray, *,
+        out: CupyArray | None = None, outputs: Sequence[Literal["output"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, shape: _Integers, indices: _Other, update: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2470,8 +7460,24 @@ class GatherNDGrad(Op):
 class Gelu(Op):
     """Gaussian error linear unit: Y = X Phi(X). Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2485,8 +7491,24 @@ class Gelu(Op):
 class GeluGrad(Op):
     """Gradient of Gelu: dX = dY (Phi(X) + X phi(X)). Returns dX."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, X: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2502,8 +7524,24 @@ class GistBinarizeDecoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2517,8 +7555,24 @@ class GistBinarizeDecoder(Op):
 class GistBinarizeEncoder(Op):
     """Sign test: Y = X > 0, in one byte an element. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2534,8 +7588,24 @@ class GistBlockE4m3Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2549,8 +7619,24 @@ class GistBlockE4m3Decoder(Op):
 class GistBlockE4m3Encoder(Op):
     """Scaled FP8: Y = X / 2^s rounded to OCP E4M3, s shared by 128 consecutive elements. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2566,8 +7652,24 @@ class GistBlockE5m2Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2581,8 +7683,24 @@ class GistBlockE5m2Decoder(Op):
 class GistBlockE5m2Encoder(Op):
     """Scaled FP8: Y = X / 2^s rounded to OCP E5M2, s shared by 128 consecutive elements. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2598,8 +7716,24 @@ class GistFp10Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2613,8 +7747,24 @@ class GistFp10Decoder(Op):
 class GistFp10Encoder(Op):
     """FP10: Y = X rounded to 1 sign, 5 exponent (bias 15) and 4 fraction bits, three in a word. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2631,11 +7781,43 @@ class GistGuardedMsfp15Encoder(Op):
     grouping: Final[tuple[int, int, int] | None]
     whole: Final[bool]
     def __init__(
-        self, *, keep_nonfinite: _Boolean = False, grouping: _Integers | None = None,
+        self, *, keep_nonfinite: _Boolean = False,
+        grouping: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         whole: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, X: _NumPy, *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, X: _NumPy, *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["Y", "guard"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["Y", "guard"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["Y", "guard"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["Y", "guard"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
     def bound(
@@ -2651,8 +7833,24 @@ class GistIndex4Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2667,8 +7865,24 @@ class GistIndex4Encoder(Op):
     """4-bit indices: Y[k] = X[2 k] mod 16 + 16 (X[2 k + 1] mod 16), numbers from 0 to 15 exactly. Returns Y."""
     check: Final[bool]
     def __init__(self, *, check: _Boolean = False) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2684,8 +7898,24 @@ class GistInt8Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2700,8 +7930,24 @@ class GistInt8Encoder(Op):
     """Scaled integers: Y = X / s rounded to -127 ... 127, s shared by 32 consecutive elements. Returns Y."""
     keep_sign: Final[bool]
     def __init__(self, *, keep_sign: _Boolean = False) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2717,8 +7963,24 @@ class GistPack16Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2732,8 +7994,24 @@ class GistPack16Decoder(Op):
 class GistPack16Encoder(Op):
     """Half precision: Y = X rounded to float16. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2749,8 +8027,24 @@ class GistPack1Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2764,8 +8058,24 @@ class GistPack1Decoder(Op):
 class GistPack1Encoder(Op):
     """Sign bits: bit 7 - j of Y[k] = X[8 k + j] > 0, the first element in the highest bit. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2781,8 +8091,24 @@ class GistPack8Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2796,8 +8122,24 @@ class GistPack8Decoder(Op):
 class GistPack8Encoder(Op):
     """OCP FP8 E5M2, unscaled: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2816,8 +8158,24 @@ class GistPackMsfp15Decoder(Op):
     def __init__(
         self, *, to: _Dtype, shape: _Integers | None = None, keep_nonfinite: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2835,8 +8193,24 @@ class GistPackMsfp15Encoder(Op):
     def __init__(
         self, *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2852,8 +8226,24 @@ class GistSparseDecoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2867,8 +8257,24 @@ class GistSparseDecoder(Op):
 class GistSparseEncoder(Op):
     """Sparse code: Y = a bit an element, 1 where any of its bits is 1, and those elements, packed. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2884,8 +8290,24 @@ class GistSparseFp10Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2899,8 +8321,24 @@ class GistSparseFp10Decoder(Op):
 class GistSparseFp10Encoder(Op):
     """Sparse code with FP10 values: Y = that of GistSparseEncoder, 12 values in four words. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2916,8 +8354,24 @@ class GistSparseMsfp15Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2932,8 +8386,24 @@ class GistSparseMsfp15Encoder(Op):
     """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight. Returns Y."""
     keep_sign: Final[bool]
     def __init__(self, *, keep_sign: _Boolean = False) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2947,8 +8417,24 @@ class GistSparseMsfp15Encoder(Op):
 class GlobalAveragePool(Op):
     """Means of planes: Y[n, c] = sum over i of X[n, c, i] / count, Y of as many dimensions as X. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -2962,9 +8448,46 @@ class GlobalAveragePool(Op):
 class GradientNorm(Op):
     """Norm of a list of gradients: norm = sqrt(sum of g^2), is_finite = norm < infinity. Returns (norm, is_finite)."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, gradients: Sequence[_Array], *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, gradients: Sequence[_NumPy], *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, gradients: Sequence[_NumPy], *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["norm", "is_finite"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, gradients: Sequence[Tensor[_T]], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, gradients: Sequence[Tensor[_T]], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["norm", "is_finite"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, gradients: Sequence[CupyArray], *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, gradients: Sequence[CupyArray], *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["norm", "is_finite"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, gradients: Sequence[_Other], *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["norm", "is_finite"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
@@ -2982,10 +8505,26 @@ class GradientNorm(Op):
 class Group(Op):
     """Says that its inputs are there: done = True. Returns done."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, input_tensors: Sequence[_Array], *, out: _Memory | None = None,
+        self, input_tensors: Sequence[_NumPy], *, out: NDArray[Any] | None = None,
         outputs: Sequence[Literal["done"]] | None = None, workspace: _Memory | None = None,
     ) -> NDArray[np.bool]: ...
+    @overload
+    def __call__(
+        self, input_tensors: Sequence[Tensor[_T]], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["done"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, input_tensors: Sequence[CupyArray], *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["done"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[np.bool]: ...
+    @overload
+    def __call__(
+        self, input_tensors: Sequence[_Other], *, out: _Other | None = None,
+        outputs: Sequence[Literal["done"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
     def bound(
         self, input_tensors: Sequence[_Array] | EllipsisType, *, out: _Memory | None = None,
         outputs: Sequence[Literal["done"]] | None = None, workspace: _Memory | None = None,
@@ -2997,9 +8536,28 @@ class Group(Op):
 class InPlaceAccumulator(Op):
     """Gradient accumulation: new_sum = old_sum + value, in place of old_sum. Returns new_sum."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, old_sum: _Array, value: _Array, update_signal: _Booleans | None = None, *,
-        out: _Memory | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
+        self, old_sum: _NumPy, value: _NumPy, update_signal: _Booleans | None = None, *,
+        out: NDArray[Any] | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, old_sum: Tensor[_T], value: Tensor[_T], update_signal: _Booleans | None = None, *,
+        out: Tensor[_T] | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, old_sum: CupyArray, value: CupyArray, update_signal: _Booleans | None = None, *,
+        out: CupyArray | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, old_sum: _Other, value: _Other, update_signal: _Booleans | None = None, *,
+        out: _Other | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
         workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3015,9 +8573,29 @@ class InPlaceAccumulator(Op):
 class InPlaceAccumulatorList(Op):
     """Gradient accumulation over a parameter list: new_sums[i] = old_sums[i] + values[i], in place. Returns *new_sums."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, old_sums: Sequence[_Array], values: Sequence[_Array],
-        update_signal: _Booleans | None = None, *, out: tuple[_Memory | None, ...] | None = None,
+        self, old_sums: Sequence[_NumPy], values: Sequence[_NumPy],
+        update_signal: _Booleans | None = None, *,
+        out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["new_sums"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, old_sums: Sequence[Tensor[_T]], values: Sequence[Tensor[_T]],
+        update_signal: _Booleans | None = None, *, out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["new_sums"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, old_sums: Sequence[CupyArray], values: Sequence[CupyArray],
+        update_signal: _Booleans | None = None, *, out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["new_sums"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, old_sums: Sequence[_Other], values: Sequence[_Other],
+        update_signal: _Booleans | None = None, *, out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["new_sums"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
     def bound(
@@ -3035,12 +8613,56 @@ class InPlaceAccumulatorList(Op):
 class InPlaceAccumulatorV2(Op):
     """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone. Returns (updated_flag, accumulation_buffer_out)."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, accumulation_buffer: _Array, value: _Array, overwrite_flag: _Booleans | None = None,
-        *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, accumulation_buffer: _NumPy, value: _NumPy, overwrite_flag: _Booleans | None = None,
+        *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[np.bool], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, accumulation_buffer: _NumPy, value: _NumPy, overwrite_flag: _Booleans | None = None,
+        *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["updated_flag", "accumulation_buffer_out"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[np.bool] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, accumulation_buffer: Tensor[_T], value: Tensor[_T],
+        overwrite_flag: _Booleans | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, accumulation_buffer: Tensor[_T], value: Tensor[_T],
+        overwrite_flag: _Booleans | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["updated_flag", "accumulation_buffer_out"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, accumulation_buffer: CupyArray, value: CupyArray,
+        overwrite_flag: _Booleans | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[np.bool], CupyArray]: ...
+    @overload
+    def __call__(
+        self, accumulation_buffer: CupyArray, value: CupyArray,
+        overwrite_flag: _Booleans | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["updated_flag", "accumulation_buffer_out"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[np.bool] | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, accumulation_buffer: _Other, value: _Other, overwrite_flag: _Booleans | None = None,
+        *, out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["updated_flag", "accumulation_buffer_out"]] | None = None,
         workspace: _Memory | None = None,
-    ) -> tuple[NDArray[np.bool], Any]: ...
+    ) -> tuple[Any, Any]: ...
     def bound(
         self, accumulation_buffer: _Array | EllipsisType, value: _Array | EllipsisType,
         overwrite_flag: _Booleans | None | EllipsisType = None, *,
@@ -3058,8 +8680,27 @@ class InplaceClipGradNorm(Op):
     max_norm: Final[float]
     norm_type: Final[Literal["fro"]]
     def __init__(self, *, max_norm: _Real = 1.0, norm_type: Literal["fro"] = "fro") -> None: ...
+    @overload
     def __call__(
-        self, gradients: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        self, gradients: Sequence[_NumPy], *, out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["clipped_gradients"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, gradients: Sequence[Tensor[_T]], *, out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["clipped_gradients"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, gradients: Sequence[CupyArray], *, out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["clipped_gradients"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, gradients: Sequence[_Other], *, out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["clipped_gradients"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
@@ -3079,9 +8720,53 @@ class InvertibleLayerNormalizationGrad(Op):
     axis: Final[int]
     output_type: Final[np.dtype[Any] | None]
     def __init__(self, *, axis: _Integer = -1, output_type: _Dtype | None = None) -> None: ...
+    @overload
     def __call__(
-        self, Y_grad: _Array, Y: _Array, scale: _Array, bias: _Array, inv_std_var: _Array, *,
-        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        self, Y_grad: _NumPy, Y: _NumPy, scale: _NumPy, bias: _NumPy, inv_std_var: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, Y_grad: _NumPy, Y: _NumPy, scale: _NumPy, bias: _NumPy, inv_std_var: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, Y_grad: Tensor[_T], Y: Tensor[_T], scale: Tensor[_T], bias: Tensor[_T],
+        inv_std_var: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, Y_grad: Tensor[_T], Y: Tensor[_T], scale: Tensor[_T], bias: Tensor[_T],
+        inv_std_var: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, Y_grad: CupyArray, Y: CupyArray, scale: CupyArray, bias: CupyArray,
+        inv_std_var: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, Y_grad: CupyArray, Y: CupyArray, scale: CupyArray, bias: CupyArray,
+        inv_std_var: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, Y_grad: _Other, Y: _Other, scale: _Other, bias: _Other, inv_std_var: _Other, *,
+        out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any, Any]: ...
@@ -3102,8 +8787,24 @@ class IsAllFinite(Op):
     isinf_only: Final[bool]
     isnan_only: Final[bool]
     def __init__(self, *, isinf_only: _Boolean = False, isnan_only: _Boolean = False) -> None: ...
+    @overload
     def __call__(
-        self, input: Sequence[_Array], *, out: _Memory | None = None,
+        self, input: Sequence[_NumPy], *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[Tensor[_T]], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, input: Sequence[CupyArray], *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, input: Sequence[_Other], *, out: _Other | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3117,8 +8818,24 @@ class IsAllFinite(Op):
 class IsFinite(Op):
     """Test for numbers: Y = X is neither infinite nor NaN. Returns Y."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3140,18 +8857,164 @@ class LambOptimizer(Op):
     ratio_max: Final[float]
     do_bias_correction: Final[bool]
     def __init__(
-        self, *, alpha: _Real | _Reals = 0.9, beta: _Real | _Reals = 0.999,
-        lambda_: _Real | _Reals = 0.0, epsilon: _Real | _Reals = 1e-06,
-        max_norm_clip: _Real | _Reals = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
-        do_bias_correction: _Boolean = True,
+        self, *, alpha: _Real | Sequence[_Real] = 0.9, beta: _Real | Sequence[_Real] = 0.999,
+        lambda_: _Real | Sequence[_Real] = 0.0, epsilon: _Real | Sequence[_Real] = 1e-06,
+        max_norm_clip: _Real | Sequence[_Real] = 1.0, ratio_min: _Real = ...,
+        ratio_max: _Real = ..., do_bias_correction: _Boolean = True,
     ) -> None: ...
+    @overload
     def __call__(
-        self, update_signal: _Booleans | _Array | None, loss_scale: _Reals | _Array | None,
-        gradient_norm: _Reals | _Array | None, R: _Reals | _Array, step: _Integers | _Array | None,
-        weights: Sequence[_Array], gradients: Sequence[_Array], moment1: Sequence[_Array],
-        moment2: Sequence[_Array], mixed_precision_weights: Sequence[_Array | None] | None = None,
+        self, update_signal: _Booleans | _NumPy | None, loss_scale: _Reals | _NumPy | None,
+        gradient_norm: _Reals | _NumPy | None, R: _Reals | _NumPy, step: _Integers | _NumPy | None,
+        weights: Sequence[_NumPy], gradients: Sequence[_NumPy], moment1: Sequence[_NumPy],
+        moment2: Sequence[_NumPy], mixed_precision_weights: Sequence[_NumPy | None] | None = None,
         *,
-        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, *, update_signal: _Booleans | _NumPy | None = None,
+        loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
+        R: _Reals | _NumPy, step: _Integers | _NumPy | None = None, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], moment1: Sequence[_NumPy], moment2: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, update_signal: _Booleans | _NumPy | None, loss_scale: _Reals | _NumPy | None,
+        gradient_norm: _Reals | _NumPy | None, R: _Reals | _NumPy, step: _Integers | _NumPy | None,
+        weights: Sequence[_NumPy], gradients: Sequence[_NumPy], moment1: Sequence[_NumPy],
+        moment2: Sequence[_NumPy], mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, *, update_signal: _Booleans | _NumPy | None = None,
+        loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
+        R: _Reals | _NumPy, step: _Integers | _NumPy | None = None, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], moment1: Sequence[_NumPy], moment2: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, update_signal: _Booleans | Tensor[_T] | None, loss_scale: _Reals | Tensor[_T] | None,
+        gradient_norm: _Reals | Tensor[_T] | None, R: _Reals | Tensor[_T],
+        step: _Integers | Tensor[_T] | None, weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], moment1: Sequence[Tensor[_T]],
+        moment2: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None, *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, *, update_signal: _Booleans | Tensor[_T] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        gradient_norm: _Reals | Tensor[_T] | None = None, R: _Reals | Tensor[_T],
+        step: _Integers | Tensor[_T] | None = None, weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], moment1: Sequence[Tensor[_T]],
+        moment2: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, update_signal: _Booleans | Tensor[_T] | None, loss_scale: _Reals | Tensor[_T] | None,
+        gradient_norm: _Reals | Tensor[_T] | None, R: _Reals | Tensor[_T],
+        step: _Integers | Tensor[_T] | None, weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], moment1: Sequence[Tensor[_T]],
+        moment2: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None, *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, *, update_signal: _Booleans | Tensor[_T] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        gradient_norm: _Reals | Tensor[_T] | None = None, R: _Reals | Tensor[_T],
+        step: _Integers | Tensor[_T] | None = None, weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], moment1: Sequence[Tensor[_T]],
+        moment2: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, update_signal: _Booleans | CupyArray | None, loss_scale: _Reals | CupyArray | None,
+        gradient_norm: _Reals | CupyArray | None, R: _Reals | CupyArray,
+        step: _Integers | CupyArray | None, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], moment1: Sequence[CupyArray], moment2: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None, *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, *, update_signal: _Booleans | CupyArray | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        gradient_norm: _Reals | CupyArray | None = None, R: _Reals | CupyArray,
+        step: _Integers | CupyArray | None = None, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], moment1: Sequence[CupyArray], moment2: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, update_signal: _Booleans | CupyArray | None, loss_scale: _Reals | CupyArray | None,
+        gradient_norm: _Reals | CupyArray | None, R: _Reals | CupyArray,
+        step: _Integers | CupyArray | None, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], moment1: Sequence[CupyArray], moment2: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None, *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, *, update_signal: _Booleans | CupyArray | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        gradient_norm: _Reals | CupyArray | None = None, R: _Reals | CupyArray,
+        step: _Integers | CupyArray | None = None, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], moment1: Sequence[CupyArray], moment2: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, update_signal: _Booleans | _Other | None, loss_scale: _Reals | _Other | None,
+        gradient_norm: _Reals | _Other | None, R: _Reals | _Other, step: _Integers | _Other | None,
+        weights: Sequence[_Other], gradients: Sequence[_Other], moment1: Sequence[_Other],
+        moment2: Sequence[_Other], mixed_precision_weights: Sequence[_Other | None] | None = None,
+        *,
+        out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+    @overload
+    def __call__(
+        self, *, update_signal: _Booleans | _Other | None = None,
+        loss_scale: _Reals | _Other | None = None, gradient_norm: _Reals | _Other | None = None,
+        R: _Reals | _Other, step: _Integers | _Other | None = None, weights: Sequence[_Other],
+        gradients: Sequence[_Other], moment1: Sequence[_Other], moment2: Sequence[_Other],
+        mixed_precision_weights: Sequence[_Other | None] | None = None,
+        out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
         outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
@@ -3184,9 +9047,46 @@ class LayerNormalization(Op):
     def __init__(
         self, *, axis: _Integer = -1, epsilon: _Real = 1e-05, stash_type: Literal[1] = 1,
     ) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, Scale: _Array, B: _Array | None = None, *,
-        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        self, X: _NumPy, Scale: _NumPy, B: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, X: _NumPy, Scale: _NumPy, B: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["Y", "Mean", "InvStdDev"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], Scale: Tensor[_T], B: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], Scale: Tensor[_T], B: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["Y", "Mean", "InvStdDev"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, Scale: CupyArray, B: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, Scale: CupyArray, B: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["Y", "Mean", "InvStdDev"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, X: _Other, Scale: _Other, B: _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["Y", "Mean", "InvStdDev"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any, Any]: ...
@@ -3206,9 +9106,53 @@ class LayerNormalizationGrad(Op):
     """Gradient of LayerNormalization: X_grad = inv_std (h - mean of h - x^ (mean of h x^)). Returns (X_grad, scale_grad, bias_grad)."""
     axis: Final[int]
     def __init__(self, *, axis: _Integer = -1) -> None: ...
+    @overload
     def __call__(
-        self, Y_grad: _Array, X: _Array, scale: _Array, mean: _Array, inv_std_dev: _Array, *,
-        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        self, Y_grad: _NumPy, X: _NumPy, scale: _NumPy, mean: _NumPy, inv_std_dev: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, Y_grad: _NumPy, X: _NumPy, scale: _NumPy, mean: _NumPy, inv_std_dev: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, Y_grad: Tensor[_T], X: Tensor[_T], scale: Tensor[_T], mean: Tensor[_T],
+        inv_std_dev: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, Y_grad: Tensor[_T], X: Tensor[_T], scale: Tensor[_T], mean: Tensor[_T],
+        inv_std_dev: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, Y_grad: CupyArray, X: CupyArray, scale: CupyArray, mean: CupyArray,
+        inv_std_dev: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, Y_grad: CupyArray, X: CupyArray, scale: CupyArray, mean: CupyArray,
+        inv_std_dev: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, Y_grad: _Other, X: _Other, scale: _Other, mean: _Other, inv_std_dev: _Other, *,
+        out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any, Any]: ...
@@ -3228,8 +9172,24 @@ class LeakyReluGrad(Op):
     """Gradient of LeakyRelu: dX = dY where Y > 0, else alpha dY. Returns dX."""
     alpha: Final[float]
     def __init__(self, *, alpha: _Real = 0.01) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, Y: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, Y: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], Y: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, Y: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, Y: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3244,8 +9204,24 @@ class LogSoftmax(Op):
     """Logarithm of Softmax: Y = (X - max) - ln(sum of e^(X - max)) along the axis. Returns Y."""
     axis: Final[int]
     def __init__(self, *, axis: _Integer = -1) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3260,8 +9236,24 @@ class LogSoftmaxGrad(Op):
     """Gradient of LogSoftmax before opset 13: dX = dY - e^X (sum of dY over the row). Returns dX."""
     axis: Final[int]
     def __init__(self, *, axis: _Integer = 1) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, X: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3276,8 +9268,24 @@ class LogSoftmaxGrad_13(Op):
     """Gradient of LogSoftmax: dX = dY - e^X (sum of dY along the axis). Returns dX."""
     axis: Final[int]
     def __init__(self, *, axis: _Integer = -1) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, X: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3299,12 +9307,46 @@ class MaxPool(Op):
     storage_order: Final[Literal[0, 1]]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-        ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
-        pads: _Integers | None = None, strides: _Integers | None = None,
+        ceil_mode: _Boolean = False,
+        dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+        pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         storage_order: Literal[0, 1] = 0,
     ) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, X: _NumPy, *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, X: _NumPy, *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["Y", "Indices"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["Y", "Indices"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["Y", "Indices"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["Y", "Indices"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
     def bound(
@@ -3326,12 +9368,32 @@ class MaxPoolGrad(Op):
     storage_order: Final[Literal[0, 1]]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
-        ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
-        pads: _Integers | None = None, strides: _Integers | None = None,
+        ceil_mode: _Boolean = False,
+        dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]],
+        pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         storage_order: Literal[0, 1] = 0,
     ) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, Indices: _Array, shape: _Integers, *, out: _Memory | None = None,
+        self, dY: _NumPy, Indices: _NumPy, shape: _Integers, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], Indices: Tensor[_T], shape: _Integers, *,
+        out: Tensor[_T] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, Indices: CupyArray, shape: _Integers, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, Indices: _Other, shape: _Integers, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3349,8 +9411,24 @@ class MegatronF(Op):
     group: Final[ProcessGroup]
     group_type: Final[int]
     def __init__(self, *, group: ProcessGroup, group_type: _Integer = 0) -> None: ...
+    @overload
     def __call__(
-        self, input: _Array, *, out: _Memory | None = None,
+        self, input: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, input: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3366,8 +9444,24 @@ class MegatronG(Op):
     group: Final[ProcessGroup]
     group_type: Final[int]
     def __init__(self, *, group: ProcessGroup, group_type: _Integer = 0) -> None: ...
+    @overload
     def __call__(
-        self, input: _Array, *, out: _Memory | None = None,
+        self, input: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, input: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3383,8 +9477,26 @@ class MixedPrecisionScale(Op):
     to: Final[np.dtype[Any]]
     fuse_outputs: Final[bool]
     def __init__(self, *, to: _Dtype, fuse_outputs: _Boolean = False) -> None: ...
+    @overload
     def __call__(
-        self, S: _Array, X: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        self, S: _NumPy, X: Sequence[_NumPy], *, out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, S: Tensor[_T], X: Sequence[Tensor[_T]], *,
+        out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, S: CupyArray, X: Sequence[CupyArray], *,
+        out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, S: _Other, X: Sequence[_Other], *, out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
     def bound(
@@ -3401,8 +9513,24 @@ class NcclAllGather(Op):
     group: Final[ProcessGroup]
     group_type: Final[int]
     def __init__(self, *, group: ProcessGroup, group_type: _Integer = 0) -> None: ...
+    @overload
     def __call__(
-        self, input: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        self, input: Sequence[_NumPy], *, out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[Tensor[_T]], *, out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[CupyArray], *, out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[_Other], *, out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
     def bound(
@@ -3419,8 +9547,24 @@ class NcclAllReduce(Op):
     group: Final[ProcessGroup]
     group_type: Final[int]
     def __init__(self, *, group: ProcessGroup, group_type: _Integer = 0) -> None: ...
+    @overload
     def __call__(
-        self, input: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        self, input: Sequence[_NumPy], *, out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[Tensor[_T]], *, out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[CupyArray], *, out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[_Other], *, out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
     def bound(
@@ -3437,8 +9581,24 @@ class NcclReduceScatter(Op):
     group: Final[ProcessGroup]
     group_type: Final[int]
     def __init__(self, *, group: ProcessGroup, group_type: _Integer = 0) -> None: ...
+    @overload
     def __call__(
-        self, input: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        self, input: Sequence[_NumPy], *, out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[Tensor[_T]], *, out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[CupyArray], *, out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, input: Sequence[_Other], *, out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
     def bound(
@@ -3453,9 +9613,28 @@ class NcclReduceScatter(Op):
 class PadAndUnflatten(Op):
     """Rows back in their places: output.reshape(M1 M2, ...)[indices[r]] = input[r], 0 elsewhere. Returns output."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, input: _Array, indices: _Array, unflatten_dims: _Integers, *,
-        out: _Memory | None = None, outputs: Sequence[Literal["output"]] | None = None,
+        self, input: _NumPy, indices: _NumPy, unflatten_dims: _Integers, *,
+        out: NDArray[Any] | None = None, outputs: Sequence[Literal["output"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], indices: Tensor[_T], unflatten_dims: _Integers, *,
+        out: Tensor[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, indices: CupyArray, unflatten_dims: _Integers, *,
+        out: CupyArray | None = None, outputs: Sequence[Literal["output"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, input: _Other, indices: _Other, unflatten_dims: _Integers, *,
+        out: _Other | None = None, outputs: Sequence[Literal["output"]] | None = None,
         workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3471,8 +9650,24 @@ class PadAndUnflatten(Op):
 class PassThrough(Op):
     """Gives back what it is given: outputs[i] = inputs[i], the very array. Returns *outputs."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, inputs: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        self, inputs: Sequence[_NumPy], *, out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, inputs: Sequence[Tensor[_T]], *, out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, inputs: Sequence[CupyArray], *, out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, inputs: Sequence[_Other], *, out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
     def bound(
@@ -3517,19 +9712,30 @@ class PythonOp(Op):
     comment: Final[str]
     def __init__(
         self, *, func_name: str, input_convention: str,
-        input_requires_grads: _Integers | None = None,
+        input_requires_grads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         input_tensor_types: Sequence[_Dtype] | None = None,
-        input_tensor_ranks: _Integers | None = None, input_bool_scalars: _Booleans = (),
-        input_bool_scalar_positions: _Integers = (), input_bool_tuples: _Booleans = (),
-        input_bool_tuple_positions: _Integers = (), input_bool_tuple_begins: _Integers = (),
-        input_int_scalars: _Integers = (), input_int_scalar_positions: _Integers = (),
-        input_int_tuples: _Integers = (), input_int_tuple_positions: _Integers = (),
-        input_int_tuple_begins: _Integers = (), input_float_scalars: _Reals = (),
-        input_float_scalar_positions: _Integers = (), input_float_tuples: _Reals = (),
-        input_float_tuple_positions: _Integers = (), input_float_tuple_begins: _Integers = (),
-        input_pointer_scalars: _Integers = (), input_pointer_scalar_positions: _Integers = (),
-        output_tensor_types: Sequence[_Dtype], output_tensor_ranks: _Integers | None = None,
-        tensor_reuse_map: _Integers | None = None, bw_tensor_reuse_map: _Integers | None = None,
+        input_tensor_ranks: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        input_bool_scalars: Sequence[_Boolean] = (),
+        input_bool_scalar_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        input_bool_tuples: Sequence[_Boolean] = (),
+        input_bool_tuple_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        input_bool_tuple_begins: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        input_int_scalars: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        input_int_scalar_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        input_int_tuples: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        input_int_tuple_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        input_int_tuple_begins: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        input_float_scalars: Sequence[_Real] = (),
+        input_float_scalar_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        input_float_tuples: Sequence[_Real] = (),
+        input_float_tuple_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        input_float_tuple_begins: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        input_pointer_scalars: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        input_pointer_scalar_positions: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        output_tensor_types: Sequence[_Dtype],
+        output_tensor_ranks: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        tensor_reuse_map: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        bw_tensor_reuse_map: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         training_mode: _Boolean = False, safe_run_mode: _Boolean = True, comment: str = "",
     ) -> None: ...
     def __call__(
@@ -3563,9 +9769,11 @@ class PythonOpGrad(Op):
     comment: Final[str]
     def __init__(
         self, *, func_name: str, input_tensor_types: Sequence[_Dtype] | None = None,
-        input_tensor_ranks: _Integers | None = None, output_convention: str,
-        output_tensor_types: Sequence[_Dtype], output_tensor_ranks: _Integers | None = None,
-        output_tensor_requires_grads: _Booleans, tensor_reuse_map: _Integers | None = None,
+        input_tensor_ranks: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        output_convention: str, output_tensor_types: Sequence[_Dtype],
+        output_tensor_ranks: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
+        output_tensor_requires_grads: Sequence[_Boolean],
+        tensor_reuse_map: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         safe_run_mode: _Boolean = True, comment: str = "",
     ) -> None: ...
     def __call__(
@@ -3587,8 +9795,24 @@ class QuickGelu(Op):
     """Sigmoid-weighted unit: Y = X / (1 + exp(-alpha X)). Returns Y."""
     alpha: Final[float]
     def __init__(self, *, alpha: _Real = 1.702) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3603,8 +9827,24 @@ class QuickGeluGrad(Op):
     """Gradient of QuickGelu: dX = dY s (1 + v (1 - s)), v = alpha X, s = 1 / (1 + exp(-v)). Returns dX."""
     alpha: Final[float]
     def __init__(self, *, alpha: _Real = 1.702) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, X: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3619,9 +9859,28 @@ class RecordEvent(Op):
     """Marks what is queued so far as an event, for one WaitEvent: OutputData = InputData. Returns *OutputData."""
     num_outputs: Final[int | None]
     def __init__(self, *, num_outputs: _Integer | None = None) -> None: ...
+    @overload
     def __call__(
-        self, EventIdentifier: _Integers, InputData: Sequence[_Array], *,
-        out: tuple[_Memory | None, ...] | None = None,
+        self, EventIdentifier: _Integers, InputData: Sequence[_NumPy], *,
+        out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, EventIdentifier: _Integers, InputData: Sequence[Tensor[_T]], *,
+        out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, EventIdentifier: _Integers, InputData: Sequence[CupyArray], *,
+        out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, EventIdentifier: _Integers, InputData: Sequence[_Other], *,
+        out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
     def bound(
@@ -3643,7 +9902,8 @@ class Recv(Op):
     arrays: Final[Literal["cupy", "numpy"]]
     def __init__(
         self, *, group: ProcessGroup, tag: _Integer, element_types: Sequence[_Dtype],
-        shapes: Sequence[_Integers] | None = None, arrays: Literal["cupy", "numpy"] = "cupy",
+        shapes: Sequence[Sequence[_Integer] | NDArray[np.integer[Any]]] | None = None,
+        arrays: Literal["cupy", "numpy"] = "cupy",
     ) -> None: ...
     def __call__(
         self, InputSignal: _Booleans, Remote: _Integers, *,
@@ -3666,8 +9926,24 @@ class ReduceAllL2(Op):
     """Euclidean norm of a list of tensors: Y = sqrt(sum of x^2 over all elements x of all of X). Returns Y."""
     output_type: Final[np.dtype[Any] | None]
     def __init__(self, *, output_type: _Dtype | None = None) -> None: ...
+    @overload
     def __call__(
-        self, X: Sequence[_Array], *, out: _Memory | None = None,
+        self, X: Sequence[_NumPy], *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Sequence[Tensor[_T]], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: Sequence[CupyArray], *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: Sequence[_Other], *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3685,8 +9961,24 @@ class ReduceSumTraining(Op):
     def __init__(
         self, *, keepdims: _Boolean = True, noop_with_empty_axes: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, data: _Array, axes: _Integers, *, out: _Memory | None = None,
+        self, data: _NumPy, axes: _Integers, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["reduced"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, data: Tensor[_T], axes: _Integers, *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["reduced"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, data: CupyArray, axes: _Integers, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["reduced"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, data: _Other, axes: _Integers, *, out: _Other | None = None,
         outputs: Sequence[Literal["reduced"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3701,8 +9993,24 @@ class ReduceSumTraining(Op):
 class ReluGrad(Op):
     """Gradient of Relu: dX = dY where X > 0, else 0. Returns dX."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, X: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3716,8 +10024,24 @@ class ReluGrad(Op):
 class ReluGradFromBits(Op):
     """Gradient of Relu from sign bits: dX = dY where the bit of X > 0 is set, else 0. Returns dX."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, bits: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, bits: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], bits: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, bits: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, bits: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3731,8 +10055,39 @@ class ReluGradFromBits(Op):
 class ReluWithBits(Op):
     """Relu and sign bits: Y = max(X, 0), bit 7 - j of bits[k] = X[8 k + j] > 0. Returns (Y, bits)."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, X: _NumPy, *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, X: _NumPy, *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["Y", "bits"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["Y", "bits"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["Y", "bits"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["Y", "bits"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
     def bound(
@@ -3757,14 +10112,33 @@ class ResizeGrad(Op):
     def __init__(
         self, *, mode: Literal["linear"] = "linear",
         coordinate_transformation_mode: Literal["half_pixel", "align_corners"] = "half_pixel",
-        antialias: Literal[0] = 0, axes: _Integers = (),
+        antialias: Literal[0] = 0, axes: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
         keep_aspect_ratio_policy: Literal["stretch"] = "stretch", cubic_coeff_a: _Real = -0.75,
         exclude_outside: _Boolean = False, extrapolation_value: _Real = 0.0,
         nearest_mode: Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] = "round_prefer_floor",
     ) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, X: _Array, roi: _Reals | None = None, scales: _Reals | None = None, *,
-        out: _Memory | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+        self, dY: _NumPy, X: _NumPy, roi: _Reals | None = None, scales: _Reals | None = None, *,
+        out: NDArray[Any] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], roi: _Reals | None = None,
+        scales: _Reals | None = None, *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, roi: _Reals | None = None, scales: _Reals | None = None,
+        *, out: CupyArray | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, roi: _Reals | None = None, scales: _Reals | None = None, *,
+        out: _Other | None = None, outputs: Sequence[Literal["dX"]] | None = None,
         workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3781,9 +10155,46 @@ class ResizeGrad(Op):
 class SGDOptimizer(Op):
     """Gradient descent: NW = W + NG with NG = -ETA G, each in place. Returns (NW, NG)."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, ETA: _Reals | _Array, W: _Array, G: _Array, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, ETA: _Reals | _NumPy, W: _NumPy, G: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, ETA: _Reals | _NumPy, W: _NumPy, G: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["NW", "NG"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, ETA: _Reals | Tensor[_T], W: Tensor[_T], G: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, ETA: _Reals | Tensor[_T], W: Tensor[_T], G: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["NW", "NG"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, ETA: _Reals | CupyArray, W: CupyArray, G: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, ETA: _Reals | CupyArray, W: CupyArray, G: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["NW", "NG"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, ETA: _Reals | _Other, W: _Other, G: _Other, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["NW", "NG"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
     def bound(
@@ -3799,12 +10210,78 @@ class SGDOptimizer(Op):
 class SGDOptimizerList(Op):
     """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i] / d, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
-        mixed_precision_weights: Sequence[_Array | None] | None = None,
-        loss_scale: _Reals | _Array | None = None, gradient_norm: _Reals | _Array | None = None,
-        max_norm: _Reals | _Array | None = None, update_signal: _Booleans | _Array | None = None, *,
-        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        self, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
+        max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
+        max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        gradient_norm: _Reals | Tensor[_T] | None = None,
+        max_norm: _Reals | Tensor[_T] | None = None,
+        update_signal: _Booleans | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        gradient_norm: _Reals | Tensor[_T] | None = None,
+        max_norm: _Reals | Tensor[_T] | None = None,
+        update_signal: _Booleans | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        gradient_norm: _Reals | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
+        update_signal: _Booleans | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        gradient_norm: _Reals | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
+        update_signal: _Booleans | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | _Other, weights: Sequence[_Other], gradients: Sequence[_Other],
+        mixed_precision_weights: Sequence[_Other | None] | None = None,
+        loss_scale: _Reals | _Other | None = None, gradient_norm: _Reals | _Other | None = None,
+        max_norm: _Reals | _Other | None = None, update_signal: _Booleans | _Other | None = None, *,
+        out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
         outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]: ...
@@ -3831,10 +10308,56 @@ class SGDOptimizerList(Op):
 class SGDOptimizerV2(Op):
     """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i], in place. Returns (update_completed, *updated_weights)."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
-        update_signal: _Booleans | _Array | None = None, *,
-        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+        self, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+        update_signal: _Booleans | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...]]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+        update_signal: _Booleans | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], update_signal: _Booleans | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...]]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], update_signal: _Booleans | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+        update_signal: _Booleans | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...]]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+        update_signal: _Booleans | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | _Other, weights: Sequence[_Other], gradients: Sequence[_Other],
+        update_signal: _Booleans | _Other | None = None, *,
+        out: tuple[_Other | None, tuple[_Other | None, ...] | None] | None = None,
         outputs: Sequence[Literal["update_completed", "updated_weights"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, tuple[Any, ...]]: ...
@@ -3856,8 +10379,24 @@ class Scale(Op):
     """Scaling by a number: output = input scale, or input / scale with `scale_down`. Returns output."""
     scale_down: Final[bool]
     def __init__(self, *, scale_down: _Boolean = False) -> None: ...
+    @overload
     def __call__(
-        self, input: _Array, scale: _Reals, *, out: _Memory | None = None,
+        self, input: _NumPy, scale: _Reals, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], scale: _Reals, *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, scale: _Reals, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, input: _Other, scale: _Reals, *, out: _Other | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3872,8 +10411,24 @@ class Scale(Op):
 class ScaleInPlace(Op):
     """Scaling in place by a number in memory: output = input factor. Returns output."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, input: _Array, factor: _Array, *, out: _Memory | None = None,
+        self, input: _NumPy, factor: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], factor: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, factor: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, input: _Other, factor: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3891,9 +10446,28 @@ class ScaledSum(Op):
     scale_1: Final[float]
     scale_2: Final[float | None]
     def __init__(self, *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None) -> None: ...
+    @overload
     def __call__(
-        self, input_0: _Array, input_1: _Array, input_2: _Array | None = None, *,
-        out: _Memory | None = None, outputs: Sequence[Literal["output"]] | None = None,
+        self, input_0: _NumPy, input_1: _NumPy, input_2: _NumPy | None = None, *,
+        out: NDArray[Any] | None = None, outputs: Sequence[Literal["output"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, input_0: Tensor[_T], input_1: Tensor[_T], input_2: Tensor[_T] | None = None, *,
+        out: Tensor[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, input_0: CupyArray, input_1: CupyArray, input_2: CupyArray | None = None, *,
+        out: CupyArray | None = None, outputs: Sequence[Literal["output"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, input_0: _Other, input_1: _Other, input_2: _Other | None = None, *,
+        out: _Other | None = None, outputs: Sequence[Literal["output"]] | None = None,
         workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3914,11 +10488,30 @@ class Send(Op):
     def __init__(
         self, *, group: ProcessGroup, tag: _Integer, element_types: Sequence[_Dtype],
     ) -> None: ...
+    @overload
     def __call__(
-        self, InputSignal: _Booleans, Remote: _Integers, Data: Sequence[_Array], *,
-        out: _Memory | None = None, outputs: Sequence[Literal["OutputSignal"]] | None = None,
+        self, InputSignal: _Booleans, Remote: _Integers, Data: Sequence[_NumPy], *,
+        out: NDArray[Any] | None = None, outputs: Sequence[Literal["OutputSignal"]] | None = None,
         workspace: _Memory | None = None,
     ) -> NDArray[np.bool]: ...
+    @overload
+    def __call__(
+        self, InputSignal: _Booleans, Remote: _Integers, Data: Sequence[Tensor[_T]], *,
+        out: Tensor[_T] | None = None, outputs: Sequence[Literal["OutputSignal"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, InputSignal: _Booleans, Remote: _Integers, Data: Sequence[CupyArray], *,
+        out: CupyArray | None = None, outputs: Sequence[Literal["OutputSignal"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> NDArray[np.bool]: ...
+    @overload
+    def __call__(
+        self, InputSignal: _Booleans, Remote: _Integers, Data: Sequence[_Other], *,
+        out: _Other | None = None, outputs: Sequence[Literal["OutputSignal"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> Any: ...
     def bound(
         self, InputSignal: _Booleans | EllipsisType, Remote: _Integers | EllipsisType,
         Data: Sequence[_Array] | EllipsisType, *, out: _Memory | None = None,
@@ -3932,8 +10525,24 @@ class Send(Op):
 class SigmoidGrad(Op):
     """Gradient of Sigmoid: dX = dY Y (1 - Y). Returns dX."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, Y: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, Y: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], Y: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, Y: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, Y: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -3949,8 +10558,45 @@ class SimplifiedLayerNormalization(Op):
     axis: Final[int]
     epsilon: Final[float]
     def __init__(self, *, axis: _Integer = -1, epsilon: _Real = 1e-05) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, scale: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, X: _NumPy, scale: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, X: _NumPy, scale: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["Y", "inv_std_var"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], scale: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], scale: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["Y", "inv_std_var"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, scale: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, scale: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["Y", "inv_std_var"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, X: _Other, scale: _Other, *, out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["Y", "inv_std_var"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
@@ -3969,9 +10615,46 @@ class SimplifiedLayerNormalizationGrad(Op):
     """Gradient of RMSNorm: X_grad = inv_std (h - x^ (mean of h x^)). Returns (X_grad, scale_grad)."""
     axis: Final[int]
     def __init__(self, *, axis: _Integer = -1) -> None: ...
+    @overload
     def __call__(
-        self, Y_grad: _Array, X: _Array, scale: _Array, inv_std_var: _Array, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, Y_grad: _NumPy, X: _NumPy, scale: _NumPy, inv_std_var: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, Y_grad: _NumPy, X: _NumPy, scale: _NumPy, inv_std_var: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, Y_grad: Tensor[_T], X: Tensor[_T], scale: Tensor[_T], inv_std_var: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, Y_grad: Tensor[_T], X: Tensor[_T], scale: Tensor[_T], inv_std_var: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, Y_grad: CupyArray, X: CupyArray, scale: CupyArray, inv_std_var: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, Y_grad: CupyArray, X: CupyArray, scale: CupyArray, inv_std_var: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, Y_grad: _Other, X: _Other, scale: _Other, inv_std_var: _Other, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["X_grad", "scale_grad"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
@@ -3990,11 +10673,32 @@ class SimplifiedLayerNormalizationGrad(Op):
 class SliceGrad(Op):
     """Gradient of Slice: dX[start_0 + j_0 step_0, ...] = dY[j_0, ...], and 0 elsewhere. Returns dX."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, shape: _Integers, starts: _Integers, ends: _Integers,
+        self, dY: _NumPy, shape: _Integers, starts: _Integers, ends: _Integers,
         axes: _Integers | None = None, steps: _Integers | None = None, *,
-        out: _Memory | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+        out: NDArray[Any] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
         workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], shape: _Integers, starts: _Integers, ends: _Integers,
+        axes: _Integers | None = None, steps: _Integers | None = None, *,
+        out: Tensor[_T] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, shape: _Integers, starts: _Integers, ends: _Integers,
+        axes: _Integers | None = None, steps: _Integers | None = None, *,
+        out: CupyArray | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, shape: _Integers, starts: _Integers, ends: _Integers,
+        axes: _Integers | None = None, steps: _Integers | None = None, *, out: _Other | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
         self, dY: _Array | EllipsisType, shape: _Integers | EllipsisType,
@@ -4013,8 +10717,24 @@ class Softmax(Op):
     """Softmax: Y = e^(X - max) / sum of e^(X - max) along the axis. Returns Y."""
     axis: Final[int]
     def __init__(self, *, axis: _Integer = -1) -> None: ...
+    @overload
     def __call__(
-        self, X: _Array, *, out: _Memory | None = None,
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -4029,9 +10749,46 @@ class SoftmaxCrossEntropy(Op):
     """Cross-entropy against distributions: loss of a row = -sum of label log_prob over its classes. Returns (Y, log_prob)."""
     reduction: Final[Literal["mean", "sum", "none"]]
     def __init__(self, *, reduction: Literal["mean", "sum", "none"] = "mean") -> None: ...
+    @overload
     def __call__(
-        self, logits: _Array, label: _Array, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, logits: _NumPy, label: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, logits: _NumPy, label: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, logits: Tensor[_T], label: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, logits: Tensor[_T], label: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, logits: CupyArray, label: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, logits: CupyArray, label: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, logits: _Other, label: _Other, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
     def bound(
@@ -4048,8 +10805,25 @@ class SoftmaxCrossEntropyGrad(Op):
     """Gradient of SoftmaxCrossEntropy: d_logits = (e^log_prob - label) dY / N. Returns d_logits."""
     reduction: Final[Literal["mean", "sum", "none"]]
     def __init__(self, *, reduction: Literal["mean", "sum", "none"] = "mean") -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, log_prob: _Array, label: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, log_prob: _NumPy, label: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], log_prob: Tensor[_T], label: Tensor[_T], *,
+        out: Tensor[_T] | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, log_prob: CupyArray, label: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, log_prob: _Other, label: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -4071,9 +10845,46 @@ class SoftmaxCrossEntropyLoss(Op):
         self, *, reduction: Literal["mean", "sum", "none"] = "mean",
         ignore_index: _Integer | None = None, check: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, scores: _Array, labels: _Array, weights: _Array | None = None, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, scores: _Other, labels: _Other, weights: _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["output", "log_prob"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
@@ -4098,9 +10909,46 @@ class _SoftmaxCrossEntropyLoss_12(Op):
         self, *, reduction: Literal["mean", "sum", "none"] = "mean",
         ignore_index: _Integer | None = None, check: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, scores: _Array, labels: _Array, weights: _Array | None = None, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, scores: _Other, labels: _Other, weights: _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["output", "log_prob"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
@@ -4125,9 +10973,28 @@ class SoftmaxCrossEntropyLossGrad(Op):
         self, *, reduction: Literal["mean", "sum", "none"] = "mean",
         ignore_index: _Integer | None = None, check: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None, *,
-        out: _Memory | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        self, dY: _NumPy, log_prob: _NumPy, label: _NumPy, weight: _NumPy | None = None, *,
+        out: NDArray[Any] | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], log_prob: Tensor[_T], label: Tensor[_T],
+        weight: Tensor[_T] | None = None, *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, log_prob: CupyArray, label: CupyArray, weight: CupyArray | None = None,
+        *, out: CupyArray | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, log_prob: _Other, label: _Other, weight: _Other | None = None, *,
+        out: _Other | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
         workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -4150,10 +11017,53 @@ class SoftmaxCrossEntropyLossInternal(Op):
         self, *, reduction: Literal["mean", "sum", "none"] = "mean",
         output_type: _Dtype | None = None, check: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, scores: _Array, labels: _Array, weights: _Array | None = None,
+        self, scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
         ignore_index: _Integers | None = None, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+        ignore_index: _Integers | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+        ignore_index: _Integers | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+        ignore_index: _Integers | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+        ignore_index: _Integers | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+        ignore_index: _Integers | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, scores: _Other, labels: _Other, weights: _Other | None = None,
+        ignore_index: _Integers | None = None, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["output", "log_prob"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
@@ -4180,10 +11090,32 @@ class SoftmaxCrossEntropyLossInternalGrad(Op):
         self, *, reduction: Literal["mean", "sum", "none"] = "mean",
         output_type: _Dtype | None = None, check: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None,
-        ignore_index: _Integers | None = None, bias: _Array | None = None, *,
-        out: _Memory | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        self, dY: _NumPy, log_prob: _NumPy, label: _NumPy, weight: _NumPy | None = None,
+        ignore_index: _Integers | None = None, bias: _NumPy | None = None, *,
+        out: NDArray[Any] | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], log_prob: Tensor[_T], label: Tensor[_T],
+        weight: Tensor[_T] | None = None, ignore_index: _Integers | None = None,
+        bias: Tensor[_T] | None = None, *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, log_prob: CupyArray, label: CupyArray, weight: CupyArray | None = None,
+        ignore_index: _Integers | None = None, bias: CupyArray | None = None, *,
+        out: CupyArray | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, log_prob: _Other, label: _Other, weight: _Other | None = None,
+        ignore_index: _Integers | None = None, bias: _Other | None = None, *,
+        out: _Other | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
         workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -4203,9 +11135,28 @@ class SoftmaxDropoutGrad(Op):
     """Gradient of BiasSoftmaxDropout by data: dx = softmax_y (g - sum of g softmax_y over the row). Returns dx."""
     axis: Final[int]
     def __init__(self, *, axis: _Integer) -> None: ...
+    @overload
     def __call__(
-        self, dy: _Array, mask: _Array, softmax_y: _Array, ratio: _Reals | None = None, *,
-        out: _Memory | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+        self, dy: _NumPy, mask: _NumPy, softmax_y: _NumPy, ratio: _Reals | None = None, *,
+        out: NDArray[Any] | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dy: Tensor[_T], mask: Tensor[_T], softmax_y: Tensor[_T], ratio: _Reals | None = None,
+        *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dy: CupyArray, mask: CupyArray, softmax_y: CupyArray, ratio: _Reals | None = None, *,
+        out: CupyArray | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dy: _Other, mask: _Other, softmax_y: _Other, ratio: _Reals | None = None, *,
+        out: _Other | None = None, outputs: Sequence[Literal["dx"]] | None = None,
         workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -4223,8 +11174,24 @@ class SoftmaxGrad(Op):
     """Gradient of Softmax before opset 13: dX = Y (dY - sum of Y dY over the row). Returns dX."""
     axis: Final[int]
     def __init__(self, *, axis: _Integer = 1) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, Y: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, Y: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], Y: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, Y: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, Y: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -4239,8 +11206,24 @@ class SoftmaxGrad_13(Op):
     """Gradient of Softmax: dX = Y (dY - sum of Y dY along the axis). Returns dX."""
     axis: Final[int]
     def __init__(self, *, axis: _Integer = -1) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, Y: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, Y: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], Y: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, Y: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, Y: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -4258,9 +11241,46 @@ class SparseSoftmaxCrossEntropy(Op):
     def __init__(
         self, *, reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, logits: _Array, label: _Array, weight: _Array | None = None, *,
-        out: tuple[_Memory | None, _Memory | None] | None = None,
+        self, logits: _NumPy, label: _NumPy, weight: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, logits: _NumPy, label: _NumPy, weight: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, logits: Tensor[_T], label: Tensor[_T], weight: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, logits: Tensor[_T], label: Tensor[_T], weight: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, logits: CupyArray, label: CupyArray, weight: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, logits: CupyArray, label: CupyArray, weight: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, logits: _Other, label: _Other, weight: _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
         outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
     def bound(
@@ -4281,9 +11301,28 @@ class SparseSoftmaxCrossEntropyGrad(Op):
     def __init__(
         self, *, reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
     ) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None, *,
-        out: _Memory | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        self, dY: _NumPy, log_prob: _NumPy, label: _NumPy, weight: _NumPy | None = None, *,
+        out: NDArray[Any] | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], log_prob: Tensor[_T], label: Tensor[_T],
+        weight: Tensor[_T] | None = None, *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, log_prob: CupyArray, label: CupyArray, weight: CupyArray | None = None,
+        *, out: CupyArray | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, log_prob: _Other, label: _Other, weight: _Other | None = None, *,
+        out: _Other | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
         workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -4302,9 +11341,28 @@ class SplitTraining(Op):
     axis: Final[int]
     num_outputs: Final[int | None]
     def __init__(self, *, axis: _Integer = 0, num_outputs: _Integer | None = None) -> None: ...
+    @overload
     def __call__(
-        self, input: _Array, split: _Integers | None = None, *,
-        out: tuple[_Memory | None, ...] | None = None,
+        self, input: _NumPy, split: _Integers | None = None, *,
+        out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], split: _Integers | None = None, *,
+        out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, split: _Integers | None = None, *,
+        out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, input: _Other, split: _Integers | None = None, *,
+        out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
     def bound(
@@ -4320,8 +11378,24 @@ class SplitTraining(Op):
 class TanhGrad(Op):
     """Gradient of Tanh: dX = dY (1 - Y^2). Returns dX."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, dY: _Array, Y: _Array, *, out: _Memory | None = None,
+        self, dY: _NumPy, Y: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], Y: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, Y: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, Y: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(
@@ -4358,9 +11432,28 @@ class TritonOp(Op):
 class View(Op):
     """Pieces of one array: outputs[i] = input.ravel()[o_i : o_i + n_i].reshape(shapes[i]). Returns *outputs."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, input: _Array, shapes: Sequence[_Integers], *,
-        out: tuple[_Memory | None, ...] | None = None,
+        self, input: _NumPy, shapes: Sequence[_Integers], *,
+        out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, input: Tensor[_T], shapes: Sequence[_Integers], *,
+        out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, input: CupyArray, shapes: Sequence[_Integers], *,
+        out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, input: _Other, shapes: Sequence[_Integers], *,
+        out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
     def bound(
@@ -4378,9 +11471,28 @@ class WaitEvent(Op):
     num_outputs: Final[int | None]
     timeout: Final[float]
     def __init__(self, *, num_outputs: _Integer | None = None, timeout: _Real = 60.0) -> None: ...
+    @overload
     def __call__(
-        self, EventIdentifier: _Integers, InputData: Sequence[_Array], *,
-        out: tuple[_Memory | None, ...] | None = None,
+        self, EventIdentifier: _Integers, InputData: Sequence[_NumPy], *,
+        out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, EventIdentifier: _Integers, InputData: Sequence[Tensor[_T]], *,
+        out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, EventIdentifier: _Integers, InputData: Sequence[CupyArray], *,
+        out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, EventIdentifier: _Integers, InputData: Sequence[_Other], *,
+        out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
     def bound(
@@ -4398,10 +11510,33 @@ class YieldOp(Op):
     non_differentiable_outputs: Final[tuple[int, ...]]
     full_shape_outputs: Final[tuple[int, ...]]
     def __init__(
-        self, *, non_differentiable_outputs: _Integers = (), full_shape_outputs: _Integers,
+        self, *, non_differentiable_outputs: Sequence[_Integer] | NDArray[np.integer[Any]] = (),
+        full_shape_outputs: Sequence[_Integer] | NDArray[np.integer[Any]],
     ) -> None: ...
+    @overload
     def __call__(
-        self, module_outputs: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        self, module_outputs: Sequence[_NumPy], *,
+        out: tuple[NDArray[Any] | None, ...] | None = None,
+        outputs: Sequence[Literal["module_outputs_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, module_outputs: Sequence[Tensor[_T]], *,
+        out: tuple[Tensor[_T] | None, ...] | None = None,
+        outputs: Sequence[Literal["module_outputs_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, module_outputs: Sequence[CupyArray], *,
+        out: tuple[CupyArray | None, ...] | None = None,
+        outputs: Sequence[Literal["module_outputs_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, ...]: ...
+    @overload
+    def __call__(
+        self, module_outputs: Sequence[_Other], *, out: tuple[_Other | None, ...] | None = None,
         outputs: Sequence[Literal["module_outputs_grad"]] | None = None,
         workspace: _Memory | None = None,
     ) -> tuple[Any, ...]: ...
@@ -4419,8 +11554,24 @@ class YieldOp(Op):
 class ZeroGradient(Op):
     """Clears a gradient: zero_gradient = 0, all bytes, in place of old_gradient. Returns zero_gradient."""
     def __init__(self) -> None: ...
+    @overload
     def __call__(
-        self, old_gradient: _Array, reset_signal: _Array, *, out: _Memory | None = None,
+        self, old_gradient: _NumPy, reset_signal: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, old_gradient: Tensor[_T], reset_signal: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, old_gradient: CupyArray, reset_signal: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, old_gradient: _Other, reset_signal: _Other, *, out: _Other | None = None,
         outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
     ) -> Any: ...
     def bound(

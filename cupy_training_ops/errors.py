@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import reprlib
 import signal
-from collections.abc import Iterable
+import sys
+import warnings
+from collections.abc import Callable, Iterable
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_TEXT = 300  # characters of what was expected, and of what came
 MAX_HINT = 160  # characters about an unknown name; a few words may stand before them
@@ -58,6 +64,40 @@ class CompileError(OpError, RuntimeError):
 def refuse(op: str, argument: str, expected: str, got: str) -> NoReturn:
     """Raise the standard message for a wrong argument."""
     raise ArgumentError(f"{op}: {cut(argument)}: expected {cut(expected)}, got {cut(got)}")
+
+
+def warn_deprecated(text: str) -> None:
+    """Warn of what will go, at the caller's line outside of this package."""
+    depth, frame = 1, sys._getframe(0)
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] == __package__:
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(text, DeprecationWarning, stacklevel=depth)
+
+
+def deprecated(since: str, gone: str, instead: str) -> Callable[[F], F]:
+    """Return a decorator of functions and methods that will go; each call warns.
+
+    since: the first version with the warning. gone: the first without the function, two minor
+    versions later at the earliest (docs/compatibility.md). instead: what to write.
+
+        @deprecated("0.3", "0.5", "new_name(x)")
+        def old_name(x): ...
+    """
+
+    def decorate(function: F) -> F:
+        name = function.__qualname__
+        text = f"{name}: deprecated since {since}, and gone in {gone}: write {instead}"
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            warn_deprecated(text)
+            return function(*arguments, **named)
+
+        doc = inspect.cleandoc(function.__doc__ or "")
+        call.__doc__ = f"{doc}\n\nDeprecated since {since}, and gone in {gone}: write {instead}."
+        return cast(F, call)
+
+    return decorate
 
 
 def pass_on(error: BaseException) -> None:

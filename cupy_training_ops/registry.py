@@ -9,18 +9,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .call.arguments import CALL, by_declared_names, function_signature
+from .call.backends import why_no_gpu
 from .call.checks import Bindings, convert_value
 from .call.op import Op
 from .declare.schema import Attribute, Input, Output
 from .declare.type_rows import TypeRows, combinations
 from .dtypes import ELEMENT_TYPES, Dtype, dtype_name, dtype_names, to_dtype
-from .errors import ArgumentError, DtypeError, OpError, refuse, shown, unknown
+from .errors import ArgumentError, DtypeError, OpError, ProviderError, refuse, shown, unknown
+from .typing import OperatorName, Provider
 
 Versions = type[Op] | tuple[type[Op], ...]
 Table = Mapping[str, Versions]  # of a family: class by name, or a class for each version
@@ -36,6 +39,7 @@ FAMILIES: Mapping[str, Table] = {
 }
 
 Key = tuple[str, str, int]  # domain, operator, first version
+TypeRow = tuple[Dtype, ...]  # of upstream's: one for each type variable that it binds, in order
 
 
 class Match(NamedTuple):
@@ -43,7 +47,57 @@ class Match(NamedTuple):
 
     op: type[Op]
     types: dict[str, Dtype]
-    providers: tuple[str, ...]
+    providers: tuple[Provider, ...]
+
+    @property
+    def available(self) -> tuple[Provider, ...]:
+        """Providers that can run here and now."""
+        return tuple(name for name in self.providers if not providers()[name])
+
+
+class Registration(NamedTuple):
+    """An operator in one range of versions.
+
+    upstream: the rows of types that ONNX Runtime's CUDA training provider has, empty where one row
+    is for all types of its declaration; None for an operator that is added here.
+    """
+
+    op: type[Op]
+    domain: str
+    name: str
+    since: int
+    until: int | None
+    upstream: tuple[TypeRow, ...] | None
+
+    @property
+    def types(self) -> list[dict[str, Dtype]]:
+        """All rows of types here, by type variable."""
+        return combinations(self.op.types)
+
+    @property
+    def added_types(self) -> list[dict[str, Dtype]]:
+        """Rows of types that upstream does not have."""
+        if self.upstream is None:
+            return self.types
+        return [row for row in self.types if not self._is_upstreams(row)]
+
+    def _is_upstreams(self, row: Mapping[str, Dtype]) -> bool:
+        """Return True if a row of upstream's, which may bind fewer variables, is part of this one.
+
+        Both are in the order of the declaration.
+        """
+        known = set(self.upstream or ())
+        lengths, dtypes = {len(each) for each in known}, [row[v] for v in self.op.types]
+        parts = (part for n in lengths for part in itertools.combinations(dtypes, n))
+        return not known or not known.isdisjoint(parts)
+
+
+PROVIDERS: tuple[Provider, ...] = ("cuda", "cpu")  # which every operator has
+
+
+def providers() -> dict[Provider, str]:
+    """Return why each provider cannot run here and now; "" for one that can."""
+    return {"cuda": why_no_gpu() or "", "cpu": ""}
 
 
 def classes(table: Table) -> tuple[tuple[str, type[Op]], ...]:
@@ -75,13 +129,19 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({name for _, name, _ in REGISTRY}))
 
 
-def get_op(name: str, version: int | None = None) -> type[Op]:
-    """Return the class of an operator: the newest, or the one for an opset version."""
+def get_op(name: str, version: int | None = None, domain: str | None = None) -> type[Op]:
+    """Return the class of an operator: the newest, or the one for an opset version.
+
+    domain: refuse an operator of another one.
+    """
     wanted = name if isinstance(name, str) else ""
     versions = [cls for (_, known, _), cls in REGISTRY.items() if known == wanted]
     if not versions:
         listed = f"`cupy-training-ops ops` lists the {len(names())} there are"
         raise ArgumentError(unknown("operator", name, names(), listed))
+    domains = sorted({cls.domain for cls in versions})
+    if domain is not None and domain not in domains:
+        refuse(name, "domain", " or ".join(map(repr, domains)), shown(domain))
     if not isinstance(version, int | None):
         refuse(name, "version", "an integer", shown(version))
     serving = [c for c in versions if version is None or _serves(c, version)]
@@ -91,12 +151,23 @@ def get_op(name: str, version: int | None = None) -> type[Op]:
     return max(serving, key=lambda cls: cls.since)
 
 
-def lookup(name: str, version: int | None = None, /, **dtypes: object) -> Match:
+def lookup(
+    name: OperatorName,
+    version: int | None = None,
+    /,
+    *,
+    domain: str | None = None,
+    provider: Provider | None = None,
+    **dtypes: object,
+) -> Match:
     """Find the operator for dtypes by name of an input, output, attribute or type variable.
 
-    Raises DtypeError with the existing type combinations if there is none.
+    provider: refuse one that cannot run here and now. Raises DtypeError with the existing type
+    combinations if there is none, ProviderError with the reason why a provider cannot run.
     """
-    cls = get_op(name, version)
+    cls = get_op(name, version, domain)
+    if provider is not None and provider not in PROVIDERS:
+        refuse(name, "provider", "'cuda' or 'cpu'", shown(provider))
     bound = _bindings(cls, dtypes)
     rows = combinations(cls.types)
     matches = [row for row in rows if all(row[v] == dtype for v, dtype in bound.items())]
@@ -104,7 +175,25 @@ def lookup(name: str, version: int | None = None, /, **dtypes: object) -> Match:
         known_rows = cls.types.rows if isinstance(cls.types, TypeRows) else rows
         known = "; ".join(map(_in_words, known_rows))
         raise DtypeError(f"{name}: no kernel for {_in_words(dtypes)}; there are: {known}")
-    return Match(cls, matches[0] | bound, ("cuda", "cpu"))
+    if provider is not None and (why := providers()[provider]):
+        raise ProviderError(f"{name}: provider: {provider} cannot run here: {why}")
+    return Match(cls, matches[0] | bound, PROVIDERS if provider is None else (provider,))
+
+
+def registrations(
+    *, domain: str | None = None, version: int | None = None, upstream: bool | None = None
+) -> tuple[Registration, ...]:
+    """Return all operators by name and version.
+
+    domain: of one domain. version: that serve this opset version. upstream: True for those that
+    ONNX Runtime's CUDA training provider registers, False for those that are added here.
+    """
+    listed = []
+    for key in sorted(REGISTRY, key=lambda key: key[1:]):
+        cls, rows = REGISTRY[key], UPSTREAM.get(key)
+        if domain in (None, cls.domain) and (version is None or _serves(cls, version)):
+            listed.append(Registration(cls, cls.domain, cls.name, cls.since, cls.until, rows))
+    return tuple(r for r in listed if upstream is None or upstream == (r.upstream is not None))
 
 
 def _serves(cls: type[Op], version: int) -> bool:
@@ -193,3 +282,136 @@ def function(name: str) -> Callable[..., Any]:
     call_operator.__doc__ = cls.__doc__
     call_operator.__signature__ = function_signature(declaration)  # type: ignore[attr-defined]
     return call_operator
+
+
+# ---- upstream's registrations --------------------------------------------------------------------
+
+# Registered once, for all types that the operator is declared with.
+_ONCE = """
+AdamWOptimizer AdasumAllReduce BatchScale BiasFastGeluGrad_dX BiasGeluGrad_dX BiasSoftmaxDropout
+BitmaskDropoutGrad ConcatTraining DropoutGrad FlattenAndUnpad GatherElementsGrad GatherGrad Group
+InplaceClipGradNorm LogSoftmaxGrad LogSoftmaxGrad_13 MegatronF MegatronG NcclAllGather
+NcclAllReduce NcclReduceScatter PadAndUnflatten PassThrough PythonOp PythonOpGrad RecordEvent Recv
+SGDOptimizer SGDOptimizerV2 ScaledSum Send SliceGrad SoftmaxDropoutGrad SoftmaxGrad SoftmaxGrad_13
+SplitTraining TritonOp View WaitEvent YieldOp
+"""
+_BY_TYPES = {
+    "AdamOptimizer": (
+        "float32 int64 float32 float32 float32 float32 float16; float16 int64 float32 float16 "
+        "float32 float32 float16; float32 int64 float32 float16 float32 float32 float16; float32 "
+        "int64 float32 float32 float16 float16 float16; float32 int64 float32 float32 float16 "
+        "float32 float16; float16 int64 float32 float16 float16 float16 float16; float16 int64 "
+        "float32 float16 float16 float32 float16; float32 int64 float32 float16 float16 float16 "
+        "float16; float32 int64 float32 float16 float16 float32 float16; float32 int64 float32 "
+        "float32 float32 float32 bfloat16; bfloat16 int64 float32 bfloat16 float32 float32 "
+        "bfloat16; float32 int64 float32 bfloat16 float32 float32 bfloat16; float32 int64 float32 "
+        "float32 bfloat16 bfloat16 bfloat16; float32 int64 float32 float32 bfloat16 float32 "
+        "bfloat16; bfloat16 int64 float32 bfloat16 bfloat16 bfloat16 bfloat16; bfloat16 int64 "
+        "float32 bfloat16 bfloat16 float32 bfloat16; float32 int64 float32 bfloat16 bfloat16 "
+        "bfloat16 bfloat16; float32 int64 float32 bfloat16 bfloat16 float32 bfloat16"
+    ),
+    "All": "bool",
+    "BatchNormInternal": (
+        "float32 float32 float32; float64 float64 float64; float16 float16 float16; float16 "
+        "float16 float32; float16 float32 float32"
+    ),
+    "BatchNormalizationGrad": (
+        "float32 float32 float32; float64 float64 float64; float16 float16 float16; float16 "
+        "float16 float32; float16 float32 float32"
+    ),
+    "ConvGrad": "float32; float64; float16",
+    "ConvTransposeGrad": "float32; float64; float16",
+    "DivGrad": "float32; float64; float16",
+    "FakeQuant": "float32",
+    "FakeQuantGrad": "float32",
+    "FastGeluGrad": "float32; float64; float16",
+    "GatherNDGrad": "int64",
+    "GeluGrad": "float32; float64; float16",
+    "GistBinarizeDecoder": "float32; float16; float64",
+    "GistBinarizeEncoder": "float32; float16; float64",
+    "GistPack16Decoder": "float32",
+    "GistPack16Encoder": "float32",
+    "GistPack1Decoder": "bool; float32",
+    "GistPack1Encoder": "bool; float32",
+    "GistPack8Decoder": "float32; float16",
+    "GistPack8Encoder": "float32; float16",
+    "GistPackMsfp15Decoder": "float32",
+    "GistPackMsfp15Encoder": "float32",
+    "InPlaceAccumulator": (
+        "float32 float32; float32 float16; float16 float16; float16 float32; float32 bfloat16; "
+        "bfloat16 bfloat16; bfloat16 float32"
+    ),
+    "InPlaceAccumulatorV2": "float32 float32; float32 float16",
+    "InvertibleLayerNormalizationGrad": (
+        "float32 float32 float32; float64 float64 float64; float16 float32 float16; float32 "
+        "float32 float16; float16 float32 float32"
+    ),
+    "IsAllFinite": "float16; float32; float64",
+    "IsFinite": "float16; float32; float64",
+    "LambOptimizer": (
+        "float32 float32 float32 float32 float32 float16; float32 float32 float16 float32 float16 "
+        "float16; float32 float32 float16 float32 float32 float16; float64 float64 float64 "
+        "float64 float64 float16; float16 float32 float16 float16 float16 float16; float16 "
+        "float32 float16 float16 float32 float16; float16 float32 float16 float32 float16 "
+        "float16; float16 float32 float16 float32 float32 float16; float32 float32 float32 "
+        "float32 float32 bfloat16; float32 float32 bfloat16 float32 bfloat16 bfloat16; float32 "
+        "float32 bfloat16 float32 float32 bfloat16; float64 float64 float64 float64 float64 "
+        "bfloat16; bfloat16 float32 bfloat16 bfloat16 bfloat16 bfloat16; bfloat16 float32 "
+        "bfloat16 bfloat16 float32 bfloat16; bfloat16 float32 bfloat16 float32 bfloat16 bfloat16; "
+        "bfloat16 float32 bfloat16 float32 float32 bfloat16"
+    ),
+    "LayerNormalizationGrad": (
+        "float32 float32 float32; float64 float64 float64; float16 float32 float16; float32 "
+        "float32 float16; float16 float32 float32; bfloat16 float32 bfloat16"
+    ),
+    "LeakyReluGrad": "float32; float64; float16",
+    "MixedPrecisionScale": "float16; float32; bfloat16",
+    "QuickGeluGrad": "float32; float64; float16; bfloat16",
+    "ReduceAllL2": (
+        "float32 float32; float16 float32; float32 float16; float16 float16; bfloat16 float32; "
+        "float32 bfloat16; bfloat16 bfloat16"
+    ),
+    "ReduceSumTraining": "float32; float64; int32; float16",
+    "ReluGrad": "float32; float64; float16",
+    "ResizeGrad": "float16; float32; float64",
+    "Scale": "float16; float32; float64",
+    "SigmoidGrad": "float32; float64; float16",
+    "SimplifiedLayerNormalizationGrad": (
+        "float32 float32 float32; float64 float64 float64; float16 float32 float16; float32 "
+        "float32 float16; float16 float32 float32"
+    ),
+    "SoftmaxCrossEntropy": "float32",
+    "SoftmaxCrossEntropyGrad": "float32",
+    "ai.onnx SoftmaxCrossEntropyLoss 12": "float16 int64; float32 int64",
+    "ai.onnx SoftmaxCrossEntropyLoss 13": "float16 int64; float32 int64; bfloat16 int64",
+    "SoftmaxCrossEntropyLossGrad": "float32 int64; float16 int64; bfloat16 int64",
+    "SoftmaxCrossEntropyLossInternal": (
+        "float16 int64 float32; float32 int64 float32; float16 int64 float16; bfloat16 int64 "
+        "bfloat16"
+    ),
+    "SoftmaxCrossEntropyLossInternalGrad": (
+        "float32 int64 float16; float32 int64 float32; float16 int64 float16; bfloat16 int64 "
+        "bfloat16"
+    ),
+    "ai.onnx SparseSoftmaxCrossEntropy 9": "float32 int64",
+    "ai.onnx SparseSoftmaxCrossEntropyGrad 9": "float32 int64",
+    "TanhGrad": "float32; float64; float16",
+    "ZeroGradient": "float32; float16",
+}
+
+
+def _key(text: str) -> Key:
+    """Domain, operator and version; the first and the last are those of most."""
+    words = text.split()
+    return (words[0], words[1], int(words[2])) if len(words) > 1 else ("com.microsoft", text, 1)
+
+
+def _rows(text: str) -> tuple[TypeRow, ...]:
+    return tuple(tuple(map(to_dtype, row.split())) for row in text.split(";"))
+
+
+# By operator; without a row where one registration is for all types of the declaration.
+UPSTREAM: Mapping[Key, tuple[TypeRow, ...]] = {
+    **{_key(name): () for name in _ONCE.split()},
+    **{_key(name): _rows(text) for name, text in _BY_TYPES.items()},
+}

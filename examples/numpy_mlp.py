@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,6 +24,7 @@ import cupy_training_ops as cto
 WIDTHS = (64, 256, 128, 10)
 BATCH, RATE, HELD_OUT = 100, 0.003, 297
 CODECS = ("pack8", "msfp15", "pack16", "none")
+Codec = cto.typing.CodecName | Literal["none"]
 
 
 class Kept:
@@ -32,7 +33,7 @@ class Kept:
     def __init__(self) -> None:
         self.before = self.after = 0
 
-    def put(self, x: Any, codec: str) -> Any:
+    def put(self, x: Any, codec: Codec) -> Any:
         """What to keep of x; with the codec "none" x itself."""
         kept = x if codec == "none" else cto.compress(x, codec)
         self.before += x.nbytes
@@ -48,14 +49,15 @@ def get(kept: Any) -> Any:
 class Network:
     """Dense layers with a ReLU between each two, and AdamW."""
 
-    def __init__(self, xp: Any, codec: str) -> None:
+    def __init__(self, xp: Any, codec: Codec) -> None:
         rng = np.random.default_rng(0)
         shapes = list(itertools.pairwise(WIDTHS))
         draws = [rng.standard_normal(shape) * np.sqrt(2 / shape[0]) for shape in shapes]
         self.weights = [xp.asarray(w.astype(np.float32)) for w in draws]
         self.biases = [xp.zeros(n, np.float32) for _, n in shapes]
         self.optimizer = cto.AdamW([*self.weights, *self.biases], lr=RATE)
-        self.xp, self.codec = xp, codec
+        self.xp = xp
+        self.codec: Codec = codec
 
     def step(self, x: Any, labels: Any) -> tuple[Any, Kept]:
         """Forward, backward, update: the loss, and what was kept in between."""
@@ -82,7 +84,7 @@ class Network:
         return float((x.argmax(axis=1) == labels).mean())
 
 
-def batches(n: int, epochs: int) -> Iterator[Sequence[int]]:
+def batches(n: int, epochs: int) -> Iterator[Any]:
     """Images in a new order for each epoch."""
     rng = np.random.default_rng(1)
     for _ in range(epochs):
@@ -92,7 +94,7 @@ def batches(n: int, epochs: int) -> Iterator[Sequence[int]]:
 
 def main() -> None:
     """Print loss, accuracy on images that were not seen, and the bytes kept in a step."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--codec", choices=CODECS, default="msfp15")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--cupy", action="store_true")
@@ -102,9 +104,9 @@ def main() -> None:
     except ImportError as error:
         raise SystemExit(f"{error}: pip install -e '.[examples]'") from None
     xp = importlib.import_module("cupy" if options.cupy else "numpy")
-    found = load_digits()
-    images = xp.asarray(found.data.astype(np.float32) / 16)
-    labels = xp.asarray(found.target.astype(np.int64))
+    data, target = load_digits(return_X_y=True)
+    images = xp.asarray(data.astype(np.float32) / 16)
+    labels = xp.asarray(target.astype(np.int64))
     network = Network(xp, options.codec)
     for at in batches(len(images) - HELD_OUT, options.epochs):
         loss, kept = network.step(images[at], labels[at])

@@ -31,10 +31,10 @@ def images(xp: Any) -> tuple[Any, Any]:
     """Digits as the training model takes them: (n, 1, 8, 8) from 0 to 1, and their classes."""
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    x = (digits.images[order, None] / 16).astype(np.float32)
-    return xp.asarray(x), xp.asarray(digits.target[order].astype(np.int64))
+    data, target = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(target))
+    x = (data.reshape(-1, 1, 8, 8)[order] / 16).astype(np.float32)
+    return xp.asarray(x), xp.asarray(target[order].astype(np.int64))
 
 
 def batches(n: int, epochs: int) -> Iterator[slice]:

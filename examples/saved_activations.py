@@ -22,21 +22,22 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import cupy_training_ops as cto
+from cupy_training_ops.typing import CodecName
 
 CODECS = ("pack8", "pack16", "msfp15", "msfp15_signed")
-Saved = torch.Tensor | tuple[cto.Packed, torch.Size]
+Saved = torch.Tensor | tuple[cto.Packed[torch.Tensor], torch.Size]
 
 
 class SavedActivations:
     """The hooks of one training step, and the bytes of what they encoded."""
 
-    def __init__(self, codec: str, held: Iterable[torch.Tensor]) -> None:
+    def __init__(self, codec: CodecName, held: Iterable[torch.Tensor]) -> None:
         """held: tensors that stay in memory anyway, such as parameters."""
-        self.codec = codec
+        self.codec: CodecName = codec
         self.original_nbytes = self.nbytes = 0
         self._held = {tensor.untyped_storage().data_ptr() for tensor in held}
         # Weak, so that codes go when autograd lets go of them.
-        self._encoded: MutableMapping[tuple[object, ...], cto.Packed] = (
+        self._encoded: MutableMapping[tuple[object, ...], cto.Packed[torch.Tensor]] = (
             weakref.WeakValueDictionary()
         )
 
@@ -75,7 +76,7 @@ class SavedActivations:
         return storage, x.storage_offset(), x.numel(), x.dtype, x._version
 
 
-def train(codec: str | None, steps: int) -> tuple[list[float], SavedActivations | None]:
+def train(codec: CodecName | None, steps: int) -> tuple[list[float], SavedActivations | None]:
     """The losses of a small network, and what was saved in the last step."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -105,11 +106,12 @@ def train(codec: str | None, steps: int) -> tuple[list[float], SavedActivations 
 
 def main() -> None:
     """Print both losses and the bytes of a step."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--codec", choices=CODECS, default="msfp15_signed")
     parser.add_argument("--steps", type=int, default=30)
     codec, steps = parser.parse_args().codec, parser.parse_args().steps
     (plain, _), (losses, saved) = train(None, steps), train(codec, steps)
+    assert saved is not None  # with a codec
     print(f"loss after {steps} steps: {plain[-1]:.4f} plain, {losses[-1]:.4f} with {codec}")
     before, after = saved.original_nbytes, saved.nbytes
     print(f"activations of a step: {before} bytes, {after} encoded: {before / after:.1f}")

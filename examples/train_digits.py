@@ -182,7 +182,7 @@ def array_library(provider: str) -> Any:
 
 def main() -> None:
     """Train, and print what became of the loss."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--optimizer", choices=list(RATES), default="AdamW")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
@@ -190,11 +190,12 @@ def main() -> None:
     parser.add_argument("--provider", choices=["auto", "cuda", "cpu"], default="auto")
     given = parser.parse_args()
     xp = array_library(given.provider)
-    if xp in (np, None) and (given.graph or given.provider == "cuda"):
+    is_cupy = getattr(xp, "__name__", "") == "cupy"
+    if not is_cupy and (given.graph or given.provider == "cuda"):
         parser.error("expected a GPU and CuPy, for --graph and --provider cuda")
     if given.steps < 1:
         parser.error("--steps: expected at least 1")
-    stream = np.errstate() if xp is np else xp.cuda.Stream(non_blocking=True)
+    stream = xp.cuda.Stream(non_blocking=True) if is_cupy else np.errstate()
     with stream:
         losses, us = train(xp, given.optimizer, given.steps, given.seed, given.graph)
     last = losses[-20:]

@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 import click
 import numpy as np
 
-from cupy_training_ops.cli.machine import why_no_gpu
+from cupy_training_ops.call.backends import why_no_gpu
 
 BLOCK = re.compile(r"(?<=^```)(python|console)\n(.*?)(?=^```)", re.MULTILINE | re.DOTALL)
 CELL = re.compile(r"^# %%.*\n", re.MULTILINE)

@@ -289,7 +289,7 @@ def test_everything_promised_is_there() -> None:
     assert len(set(cto.__all__)) == len(cto.__all__)
     for name in cto.__all__:
         assert getattr(cto, name) is not None
-    assert set(cto.__all__) == set(dir(cto)) - {"all", "onnx", "torch", "__version__"}
+    assert set(cto.__all__) == set(dir(cto)) - {"all", "onnx", "torch", "typing", "__version__"}
     with pytest.raises(AttributeError, match="no attribute 'gist_pack9_encoder'"):
         _ = cto.gist_pack9_encoder
 

@@ -300,6 +300,9 @@ def test_unusual_tensors_are_adopted_or_refused(backend, unusual) -> None:
     if unusual == "batched":
         with pytest.raises((ArgumentError, RuntimeError)):
             torch.func.vmap(op)(dy, x)
+    elif unusual == "mixed":
+        with pytest.raises(ArgumentError, match="X: expected an array of NumPy, as dY is"):
+            op(dy, x)
     elif unusual in ("sparse", "negative"):
         with pytest.raises(ArgumentError, match="X: cannot share its memory"):
             op(dy, x)

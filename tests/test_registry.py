@@ -10,7 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupy_training_ops import ArgumentError, DtypeError, OpError, get_op, lookup, registry
+from cupy_training_ops import (
+    ArgumentError,
+    DtypeError,
+    OpError,
+    ProviderError,
+    get_op,
+    lookup,
+    registry,
+)
 from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.declaration import snake_case
 from cupy_training_ops.declare.type_rows import TypeRows, combinations
@@ -276,3 +284,71 @@ def test_hints_that_are_too_long_are_left_out() -> None:
     known = [f"{'x' * 60}{i}" for i in range(3)]
     message = unknown("operator", "x" * 60, known, "none")
     assert message == f"no operator {'x' * 60!r}; did you mean {known[0]}?"
+
+
+# ---- all registrations, and what can run ---------------------------------------------------------
+
+
+def test_upstreams_rows_are_those_of_its_registrations() -> None:
+    listed = [
+        (r.domain, r.name, r.since, r.until, row)
+        for r in registry.registrations(upstream=True)
+        for row in r.upstream or ((),)
+    ]
+    wanted = []
+    for row in REGISTRATIONS:
+        since, _, until = row["version"].partition("-")
+        versions = int(since), int(until) if until else None
+        wanted.append((row["domain"], row["op"], *versions, words(row)))
+    assert sorted(listed, key=str) == sorted(wanted, key=str)
+
+
+def test_what_is_added_is_listed_apart() -> None:
+    added, of_upstream = (registry.registrations(upstream=side) for side in (False, True))
+    assert {r.op for r in added} | {r.op for r in of_upstream} == set(registry.REGISTRY.values())
+    assert {r.name for r in of_upstream} == set(UPSTREAM)
+    assert all(r.added_types == r.types for r in added)
+    (gelu,) = [r for r in of_upstream if r.name == "GeluGrad"]
+    assert gelu.added_types == [{"T": BFLOAT16}]
+    (adam,) = [r for r in of_upstream if r.name == "AdamOptimizer"]
+    assert 0 < len(adam.added_types) < len(adam.types)
+    (view,) = [r for r in of_upstream if r.name == "View"]
+    assert view.upstream == ()
+    assert view.added_types == []
+
+
+def test_registrations_are_chosen_by_domain_and_version() -> None:
+    onnx = registry.registrations(domain="ai.onnx", version=12)
+    assert all((r.domain, r.since <= 12) == ("ai.onnx", True) for r in onnx)
+    (loss,) = [r for r in onnx if r.name == "SoftmaxCrossEntropyLoss"]
+    assert (loss.since, loss.until) == (12, 12)
+
+
+def test_an_operator_is_found_by_its_domain() -> None:
+    assert get_op("GeluGrad", domain="com.microsoft") is get_op("GeluGrad")
+    assert lookup("Conv", domain="ai.onnx").op is get_op("Conv")
+    expected = "GeluGrad: domain: expected 'com.microsoft', got 'ai.onnx'"
+    for ask in (get_op, lookup):
+        with pytest.raises(ArgumentError, match=expected):
+            ask("GeluGrad", domain="ai.onnx")
+
+
+@pytest.mark.parametrize("reason", [None, "CUDA finds no device"])
+def test_lookup_says_which_providers_can_run_here(reason, monkeypatch) -> None:
+    monkeypatch.setattr(registry, "why_no_gpu", lambda: reason)
+    assert registry.providers() == {"cuda": reason or "", "cpu": ""}
+    assert lookup("GeluGrad").available == (("cpu",) if reason else ("cuda", "cpu"))
+    assert lookup("GeluGrad", provider="cpu").providers == ("cpu",)
+    if reason:
+        with pytest.raises(ProviderError, match=f"GeluGrad: provider: cuda cannot run .*{reason}"):
+            lookup("GeluGrad", provider="cuda")
+    else:
+        assert lookup("GeluGrad", provider="cuda").providers == ("cuda",)
+    with pytest.raises(ArgumentError, match="provider: expected 'cuda' or 'cpu', got 'gpu'"):
+        lookup("GeluGrad", provider="gpu")
+
+
+def test_no_name_of_a_lookup_hides_an_operators_own() -> None:
+    for cls in registry.REGISTRY.values():
+        declared = {item.name for item in (*cls.inputs, *cls.outputs, *cls.attributes)}
+        assert not {"domain", "provider"} & (declared | set(cls.types)), cls.name

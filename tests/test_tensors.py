@@ -162,16 +162,54 @@ def test_an_array_in_the_place_of_a_number_counts_too() -> None:
     assert isinstance(y, torch.Tensor)
     assert new_step is step
     assert step.item() == 2
-    assert type(ProbeEither()(x, 0.5, step.numpy(), (0, 0))[0]) is np.ndarray
+    with pytest.raises(ArgumentError, match="step: expected an array of PyTorch, as X is"):
+        ProbeEither()(x, 0.5, step.numpy(), (0, 0))
 
 
-def test_calls_with_other_arrays_give_numpys(tensor) -> None:
-    x = tensor()
-    assert type(cto.gelu_grad(x, x.numpy())) is np.ndarray
-    out = torch.empty(SHAPE)
-    assert cto.gelu(x.numpy(), out=out) is out
-    assert_same(out, cto.gelu(x.numpy()))
-    assert cto.gelu(x, out=out.numpy()) is not out
+@pytest.mark.parametrize(
+    ("call", "where", "other"),
+    [
+        (lambda x, y: cto.gelu_grad(x, y), "X", "dY"),
+        (lambda x, y: cto.gelu_grad(dY=x, X=y), "X", "dY"),
+        (lambda x, y: cto.gelu(x, out=y), "out", "X"),
+        (lambda x, y: cto.GeluGrad().bound(x, ...)(X=y), "X", "dY"),
+        (lambda x, y: cto.GeluGrad().workspace_nbytes(x, y), "X", "dY"),
+        (lambda x, y: cto.concat_training([x, x, y], axis=0), r"inputs\[2\]", "inputs"),
+        (lambda x, y: cto.split_training(x, [1, 2], axis=0, out=(x[:1], y[1:])), "out", "input"),
+        (lambda x, y: cto.AdamW([x, y]), r"parameters\[1\]", "parameters"),
+        (lambda x, y: cto.AdamW([x], low_precision=[y]), r"low_precision\[0\]", "parameters"),
+        (lambda x, y: cto.AdamW([x]).step([y]), r"gradients\[0\]", "parameters"),
+    ],
+)
+@pytest.mark.parametrize("first", ["NumPy", "PyTorch"])
+def test_arrays_of_two_libraries_are_refused_by_name(call, where, other, first) -> None:
+    x, y = torch.ones(3, 3), torch.full((3, 3), 2.0)
+    arrays, second = ((x.numpy(), y), "PyTorch") if first == "NumPy" else ((x, y.numpy()), "NumPy")
+    expected = rf"{where}: expected an array of {first}, as {other} is, got one of {second}"
+    with pytest.raises(ArgumentError, match=expected):
+        call(*arrays)
+    assert [float(array[0, 0]) for array in arrays] == [1, 2]
+
+
+@pytest.mark.parametrize("make", [cto.SGD, cto.Adam, cto.AdamW])
+def test_rates_of_an_optimizer_may_be_tensors(make) -> None:
+    start, gradient = torch.linspace(-1, 1, 7), torch.linspace(1, 2, 7)
+    stepped = []
+    for number in (float, torch.tensor):
+        x = start.clone()
+        optimizer = make([x], lr=number(0.125))
+        for _ in range(2):
+            optimizer.step([gradient], loss_scale=number(2.0), max_norm=number(1.0))
+        stepped.append(x)
+    assert torch.equal(*stepped)
+    assert not torch.equal(stepped[0], start)
+
+
+def test_what_a_call_does_not_read_may_be_of_any_library() -> None:
+    x, y = torch.ones(3), np.ones(3)
+    assert cto.pass_through([x, y])[1] is y
+    assert cto.group([x, y])[0]
+    assert type(cto.gelu(y, workspace=torch.zeros(1024, dtype=torch.uint8))) is np.ndarray
 
 
 @pytest.mark.usefixtures("as_data")
@@ -187,7 +225,9 @@ def test_bound_calls(tensor) -> None:
         assert_same(get_op("GeluGrad")().bound(..., x)(dY=dy), expected)
         assert get_op("GeluGrad")().bound(..., x, out=out)(dY=dy) is out
     mixed = get_op("GeluGrad")().bound(..., x)
-    assert type(mixed(dY=numpy_of(dy))) is np.ndarray
+    with pytest.raises(ArgumentError, match="GeluGrad: X: expected an array of NumPy, as dY is"):
+        mixed(dY=numpy_of(dy))
+    assert_same(mixed(dY=dy), expected)
     total = torch.zeros(SHAPE)
     assert get_op("InPlaceAccumulator")().bound(total, ...)(value=x) is total
     flag, buffer = get_op("InPlaceAccumulatorV2")().bound(total, x)()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from ..forks import Locked
+from ..log import LOG
 from .error_check import ErrorCheck
 
 LIMIT = 256 << 20  # bytes, or one array if that is larger
@@ -282,7 +283,10 @@ class PendingChecks(Locked):
         check.entry = _no_entry
         has_others = len(entry.pending) > 1
         entry.pending = tuple([c for c in entry.pending if c is not check]) if has_others else ()
-        self.decisions[entry.place] = not failure and self.decisions.get(entry.place, True)
+        passed = self.decisions.get(entry.place, True)
+        if failure and passed:
+            LOG.info("fallback: stored without codes: failed check: %s: %s", failure, entry.place)
+        self.decisions[entry.place] = not failure and passed
         if failure and entry.code is not None:
             entry.reject(check, failure)
         elif not entry.pending and entry.code is not None:

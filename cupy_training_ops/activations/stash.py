@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from ..device.tensor_guards import raise_versions
 from ..dtypes import FLOAT64, dtype_name
 from ..errors import ArgumentError, ProviderError, refuse, shown
 from ..families.gist.operators import Decoder
+from ..summary import Summary
+from ..typing import Array as AnyArray
+from ..typing import Need, OutT, Policy
 from .error_check import (
     INDEX,
     LINEAR,
@@ -43,6 +46,7 @@ from .error_check import (
 )
 from .pending import Entry, HeldBytes, PendingCheck, PendingChecks, PendingLengths
 from .policies import BY_RANGE, POLICIES, choose_codec, coders, get_policy
+from .policies import Policy as CodecPolicy
 
 NAME = "ActivationStash"
 HOST = Streams()
@@ -109,7 +113,7 @@ class ExitMethod:
         return leave
 
 
-class ActivationStash:
+class ActivationStash(Summary):
     """Stores arrays of a forward pass as codes until the backward pass gets them.
 
         with cto.ActivationStash("default") as stash:
@@ -132,7 +136,11 @@ class ActivationStash:
     """
 
     def __init__(
-        self, policy: object = "default", *, check: bool = False, keep_buffers: bool = False
+        self,
+        policy: Policy | CodecPolicy = "default",
+        *,
+        check: bool = False,
+        keep_buffers: bool = False,
     ) -> None:
         self._policy_argument = policy
         self._policy = get_policy(NAME, policy, POLICIES)
@@ -145,6 +153,18 @@ class ActivationStash:
         self._is_open = False  # between __enter__ and __exit__
         self._is_over = True  # `_end` has run without an exception
         self._begin()
+
+    def _facts(self) -> dict[str, object]:
+        """Bytes as far as they are known: of the current `with`, or of the last."""
+        rows = self._rows.values()
+        return {
+            "policy": self._policy_argument,
+            "is_inside": self._is_inside(),
+            "arrays": len(self._entries),
+            "before": sum(row["before"] for row in rows),
+            "held": self._statistics.held if self._is_inside() else 0,
+            "peak": self._statistics.peak,
+        }
 
     def _begin(self) -> None:
         self._entries: dict[str, StashEntry] = {}
@@ -195,7 +215,7 @@ class ActivationStash:
         make = partial(ActivationStash, check=self._check, keep_buffers=self._keep_buffers)
         return make, (self._policy_argument,)
 
-    def put(self, name: str, array: object, need: str = "value") -> None:
+    def put(self, name: str, array: AnyArray, need: Need = "value") -> None:
         """Store an array until `get`.
 
         need: what the backward pass needs of it: `value`; its `sign` (x > 0; the array comes back
@@ -246,6 +266,11 @@ class ActivationStash:
             is_tensor=is_tensor,
             checked=(x, x.copy()) if self._check else None,
         )
+
+    @overload
+    def get(self, name: str, out: None = None) -> Any: ...
+    @overload
+    def get(self, name: str, out: OutT) -> OutT: ...
 
     def get(self, name: str, out: object = None) -> Any:
         """Return the decoded array, once.

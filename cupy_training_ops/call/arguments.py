@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from .. import limits
 from ..declare.declaration import Declaration, Others
 from ..declare.schema import REQUIRED, Input, n_required
-from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse
+from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse, warn_deprecated
 from . import checks, interop
 from .backends import BACKENDS, are_known, cuda_backend
 from .checks import convert_value, is_number
@@ -204,17 +203,13 @@ def _call() -> list[inspect.Parameter]:
     return [inspect.Parameter(name, kind, default=None) for name in CALL]
 
 
-_PACKAGE = __name__.partition(".")[0]
-
-
 def declared_name(op: str, known: Others, name: str) -> str:
     """Return the declared name; DeprecationWarning, at the caller's line, for a former one."""
     other = known.get(name)
     if other is None:
         return name
     if other.is_old:
-        text = f"{op}: {name} is called {other.name} now"
-        warnings.warn(text, DeprecationWarning, stacklevel=_depth())
+        warn_deprecated(f"{op}: {name} is called {other.name} now")
     return other.name
 
 
@@ -227,11 +222,3 @@ def by_declared_names(op: str, known: Others, named: Mapping[str, object]) -> di
             refuse(op, declared, "one value", f"one by another name, {name}")
         by_name[declared] = value
     return by_name
-
-
-def _depth() -> int:
-    """Count frames from `declared_name` to the first outside of the package."""
-    depth, frame = 0, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
-        depth, frame = depth + 1, frame.f_back
-    return depth + 1

@@ -165,6 +165,7 @@ class NumpyBackend(OneStream):
 
 
 CPU = NumpyBackend()
+NO_DEVICE = "CUDA finds no device"
 BACKENDS: dict[type, Backend] = {np.ndarray: CPU}
 
 
@@ -239,3 +240,17 @@ def cuda_backend() -> Backend:
 
         from ..device.cuda import BACKEND
     return BACKENDS.setdefault(cupy.ndarray, BACKEND)  # tests may have registered another
+
+
+def why_no_gpu() -> str | None:
+    """The reason why this process has no GPU, or None."""
+    try:
+        cuda_backend()
+    except ProviderError as error:
+        return str(error)
+    from cupy.cuda import runtime
+
+    try:
+        return None if runtime.getDeviceCount() else NO_DEVICE
+    except runtime.CUDARuntimeError as error:
+        return NO_DEVICE if "cudaErrorNoDevice" in str(error) else str(error)

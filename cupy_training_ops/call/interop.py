@@ -32,6 +32,11 @@ from .backends import ForeignError, cuda_backend, infos, tensor_backend
 from .checks import is_number
 from .prepared import Arguments, Arrays, Prepared, list_writes
 
+_LIBRARIES = (
+    ("numpy", "ndarray", "NumPy"),
+    ("cupy", "ndarray", "CuPy"),
+    ("torch", "Tensor", "PyTorch"),
+)
 _DLPACK_CPU = 1
 _DLPACK_CUDA = (2, 13)  # device and managed memory
 
@@ -97,13 +102,18 @@ class ForeignArrays:
         *,
         natively: bool = False,
         detaches: bool = True,
+        op: str = "",
     ) -> None:
         """natively: do not adopt tensors, if all arrays are ordinary tensors on a GPU.
-        detaches: accept tensors that require gradients."""
+        detaches: accept tensors that require gradients. op: refuse arrays of two libraries, in the
+        name of this operator."""
         self.detaches = detaches
         self._owners: dict[int, object] = {}
         self._unwritable: dict[int, object] = {}
-        self._tensor = _only_tensors(declared, inputs, out)
+        kinds = _kinds_of(declared, inputs, out)
+        self._tensor = _first_tensor(declared, inputs, out, kinds)
+        if op and self._tensor is None and len(kinds) > 1:
+            refuse_mixed(op, declared, inputs, out)
         are_tensors = natively and self._tensor is not None
         self.is_native = are_tensors and _have_backend(declared, inputs, out)
 
@@ -222,12 +232,55 @@ class _Stream(NamedTuple):
         return 0, self.address
 
 
-def _only_tensors(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> Any:
-    """Return the first array if all are PyTorch tensors, else None."""
+def _kinds_of(declared: Sequence[Input], inputs: Sequence[Any], out: Arguments) -> set[type]:
+    """Return the classes of arrays; none without PyTorch, which alone may be beside others."""
     if "torch" not in sys.modules:
+        return set()
+    kinds = set(map(type, _arrays(declared, inputs, out)))
+    kinds.discard(type(None))
+    return kinds
+
+
+def _first_tensor(
+    declared: Sequence[Input], inputs: Sequence[Any], out: Arguments, kinds: set[type]
+) -> Any:
+    """Return the first array if all are PyTorch tensors, else None."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+    if not kinds or not all(issubclass(kind, tensor) for kind in kinds):
         return None
-    arrays = [value for value in _arrays(declared, inputs, out) if value is not None]
-    return arrays[0] if arrays and all(map(is_tensor, arrays)) else None
+    return next(value for value in _arrays(declared, inputs, out) if value is not None)
+
+
+def refuse_mixed(op: str, declared: Sequence[Input], inputs: Sequence[Any], out: Any) -> None:
+    """Refuse arrays of PyTorch beside NumPy's or CuPy's, but where a call does not read.
+
+    Read-only arrays, such as JAX's, may be beside any: their results are NumPy's or CuPy's.
+    """
+    if "torch" not in sys.modules:
+        return
+    read = tuple(None if i.not_accessed else x for i, x in zip(declared, inputs, strict=False))
+    kinds = set(map(type, _arrays(declared, read, out)))
+    libraries = set(map(_library, kinds)) - {""} if len(kinds) > 1 else set[str]()
+    if len(libraries) < 2 or "PyTorch" not in libraries:  # CuPy's and NumPy's: checks.one_place
+        return
+    first = known = ""
+    for item, value in (*zip(declared, read, strict=False), *((None, x) for x in out)):
+        name = "out" if item is None else item.name
+        arrays = list(_arrays((item,), (value,), ()) if item else _arrays((), (), (value,)))
+        for i, array in enumerate(arrays):
+            library = _library(type(array))
+            known, first = known or library, first or (name if library else "")
+            if library not in ("", known):
+                place = f"{name}[{i}]" if isinstance(value, list | tuple) else name
+                refuse(op, place, f"an array of {known}, as {first} is", f"one of {library}")
+
+
+def _library(kind: type) -> str:
+    """Return the library of a class of arrays; "" for others."""
+    for module, name, library in _LIBRARIES:
+        if issubclass(kind, getattr(sys.modules.get(module), name, ())):
+            return library
+    return ""
 
 
 def are_native(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:

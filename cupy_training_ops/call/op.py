@@ -139,10 +139,10 @@ class Op(Operator):
         optional ones may be left out. A list stands for a variadic one. Arrays are NumPy's, CuPy's
         or anything with `__dlpack__`, C-contiguous and on one device; none is copied or converted.
         Operators that work element by element take any dense layout that all arrays share; arrays
-        of batch normalisation and of convolutions may have their channels last. Where all arrays
-        are PyTorch's, the results are too; arrays in `out` are returned themselves. While
-        autograd records, tensors that require gradients are data to encoders and optimizers, and
-        refused by others.
+        of batch normalisation and of convolutions may have their channels last. Where an array
+        is PyTorch's, all have to be, and the results are; arrays in `out` are returned themselves.
+        While autograd records, tensors that require gradients are data to encoders and optimizers,
+        and refused by others.
 
         out: an array, or a tuple with one (or None) for each output: exactly the inferred shape and
         dtype, of its own memory or of an input that the operator may replace; a tuple of arrays for

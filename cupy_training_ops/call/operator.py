@@ -24,6 +24,7 @@ class Operator(Declares):
 
     declaration: ClassVar[Declaration]  # the checked form of `Declares`
     workspaces: Workspaces
+    mixes: ClassVar[bool] = False  # arrays of two libraries, some adopted: the caller looks at them
 
     @property
     def attribute_values(self) -> dict[str, object]:
@@ -81,7 +82,12 @@ class Operator(Declares):
     def foreign_arrays(self, inputs: Arguments, out: Arguments) -> ForeignArrays:
         """Return the notes of foreign arrays of a call with these arguments."""
         return ForeignArrays(
-            self.inputs, inputs, out, natively=self.knows_tensors, detaches=self.detaches
+            self.inputs,
+            inputs,
+            out,
+            natively=self.knows_tensors,
+            detaches=self.detaches,
+            op="" if self.mixes else self.name,
         )
 
     @classmethod

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,10 +15,12 @@ from .. import limits
 from ..backend import ArrayInfo, Info
 from ..declare.declaration import Declaration
 from ..declare.schema import Changing, Inferred, Input, Open, Output, Single, Spec
-from ..device.launch import ReadyPlan
-from ..dtypes import HostArray, to_dtype
+from ..device import launch
+from ..device.launch import RangedPlan, ReadyPlan
+from ..dtypes import HostArray, dtype_name, to_dtype
 from ..errors import ArgumentError, refuse, shown
-from ..plan import LaunchError
+from ..log import LOG
+from ..plan import Launch, LaunchError
 from . import arguments, checks, layout
 from .checks import convert_value
 from .keys import CHANGES, unmark
@@ -28,6 +31,8 @@ from .tiling import PIECE, Pieces
 
 Outputs = Sequence[str] | None
 Keys = Sequence[Any]  # Info of arrays, `host_key` of other arguments
+
+_MAX_SHOWN = 8  # arrays of a call in the log and in ranges
 
 
 def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
@@ -371,6 +376,8 @@ def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
     placement = prepared.placement
     if not placement.backend.runs_kernels:
         function = functools.partial(op.cpu_function(), **op.cpu_attributes())
+        if LOG.isEnabledFor(logging.DEBUG):
+            LOG.debug("plan: %s: NumPy's %s", _call_in_words(prepared), op.function_name)
         return CpuCall(prepared, function, _pieces(op.declaration, prepared))
     return KernelCall(prepared, _ready(op, prepared, specs), op.workspaces)
 
@@ -397,9 +404,25 @@ def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPl
     try:
         plan = op.plan(backend.device(device), *specs, *group(outputs, prepared.counts))
         checks.within(op.name, "workspace", limits.of_scratch(plan.workspace_nbytes))
-        return ReadyPlan(op.declaration, op.source, backend, device, plan, n_arrays)
+        kind = RangedPlan if launch.HAS_RANGES else ReadyPlan
+        ready = kind(op.declaration, op.source, backend, device, plan, n_arrays)
     except LaunchError as error:
         refuse(op.name, "inputs", "sizes that a GPU can launch", str(error))
+    if isinstance(ready, RangedPlan):
+        ready.label = _call_in_words(prepared)
+    if LOG.isEnabledFor(logging.DEBUG):
+        steps = ", ".join(s.symbol if isinstance(s, Launch) else s.name for s in plan.steps)
+        about = f"{steps or 'nothing'}; {plan.workspace_nbytes} bytes of scratch memory"
+        LOG.debug("plan: %s: %s", _call_in_words(prepared), about)
+    return ready
+
+
+def _call_in_words(prepared: Prepared) -> str:
+    """Return operator, types and shapes: "GeluGrad dY=float32(3, 4) X=float32(3, 4)"."""
+    named = [(a.name, a.info) for a in prepared.arrays[:_MAX_SHOWN]]
+    words = [f"{n}={dtype_name(i.dtype)}{i.shape}" for n, i in named if i is not None]
+    more = ["..."] if len(prepared.arrays) > _MAX_SHOWN else []
+    return " ".join([prepared.op, *words, *more])
 
 
 def _plan_spec(

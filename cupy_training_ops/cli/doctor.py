@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import click
 
-from ..call.backends import cuda_backend
+from ..call.backends import NO_DEVICE, cuda_backend, why_no_gpu
 from ..device import compiler
 from ..device.compiler import header_folder, supported_architectures
 from ..errors import OpError, ProviderError
+from ..machine import gpus, nccl_version_text, processor, version_text
 from ..process_group import nccl
 from .errors import CHECK_FAILED
-from .machine import NO_DEVICE, nccl_version_text, processor, version_text, why_no_gpu
 from .terminal import JsonLines, align, json_option
 
 INSTALL_DRIVER = (
@@ -81,15 +81,7 @@ def _gpu() -> Finding:
     reason = why_no_gpu()
     if reason:
         return Finding(_without_advice(reason), _gpu_mend(reason))
-    from cupy.cuda import runtime
-
-    devices = map(runtime.getDeviceProperties, range(runtime.getDeviceCount()))
-    return Finding(
-        "; ".join(
-            f"{d['name'].decode()} (sm_{d['major']}{d['minor']}, {d['totalGlobalMem'] >> 30} GiB)"
-            for d in devices
-        )
-    )
+    return Finding("; ".join(gpus()))
 
 
 def _gpu_mend(reason: str) -> str:

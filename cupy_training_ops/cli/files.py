@@ -24,6 +24,7 @@ from ..codecs.packed_file import Item, Kept, PackedFile
 from ..codecs.safetensors_file import Tensor, type_name
 from ..dtypes import BFLOAT16, dtype_name, to_dtype
 from ..errors import ArgumentError, DtypeError, cut, printable
+from ..machine import processor
 from .errors import Failure
 from .inputs import (
     Member,
@@ -37,7 +38,6 @@ from .inputs import (
     stem,
     why_left_out,
 )
-from .machine import processor
 from .outputs import (
     force_option,
     is_folder,

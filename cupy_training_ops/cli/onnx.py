@@ -113,7 +113,7 @@ def make(
     trainable: tuple[str, ...],
     frozen: tuple[str, ...],
     tied: tuple[str, ...],
-    optimizer: str,
+    optimizer: Any,
     weight_decay: float | None,
     clip_norm: float | None,
     prefix: str,

@@ -15,12 +15,14 @@ import numpy as np
 
 from ..call.backends import to_host
 from ..call.op import Op
-from ..declare.schema import Spec
-from ..declare.type_rows import combinations
+from ..declare.schema import REQUIRED, Input, Spec, kind
+from ..declare.type_rows import TypeRows, combinations
 from ..device import compiler
 from ..device.compiler import kernel, slot_options
+from ..dtypes import dtype_name
 from ..errors import CompileError, OpError
-from ..registry import REGISTRY, get_op
+from ..machine import processor
+from ..registry import PROVIDERS, REGISTRY, Registration, get_op, providers, registrations
 from ..samples import Sample
 from ..testing.compare import assert_matches, poison
 from ..testing.idle import Module, modules
@@ -35,13 +37,17 @@ from .terminal import JsonLines, align, fit_to_terminal, json_option, progress
 @click.command()
 @click.argument("name", required=False, type=OperatorName())
 @click.option("--opset", type=click.IntRange(1), help="The operator that serves this opset.")
-def ops(name: str | None, opset: int | None) -> None:
+@json_option
+def ops(name: str | None, opset: int | None, as_json: bool) -> None:
     """List the operators, or print the help text of one.
 
     NAME is the registered one or its function's: GistPack1Encoder, gist_pack1_encoder.
     """
     if name is None and opset is not None:
         raise click.UsageError("--opset goes with the NAME of an operator")
+    if as_json:
+        _print_json(None if name is None else operator(name, opset))
+        return
     lines = _table() if name is None else _help_lines(operator(name, opset))
     for line in lines:
         for fitting in fit_to_terminal(line):
@@ -62,6 +68,50 @@ def _row(cls: type[Op]) -> tuple[str, ...]:
 def _help_lines(cls: type[Op]) -> Iterator[str]:
     yield f"{cls.name}  {cls.domain}, opset {_opset(cls)}, family {cls.family}"
     yield from ("", *_doc(cls).splitlines())
+
+
+def _print_json(only: type[Op] | None) -> None:
+    """Print an object for each operator and version, or for one."""
+    why_not = {name: why or None for name, why in providers().items()}
+    lines = JsonLines("ops", processor(), with_cuda=True, providers=why_not)
+    for registered in registrations():
+        if only in (None, registered.op):
+            lines.write("registration", **_registration(registered))
+
+
+def _registration(registered: Registration) -> dict[str, Any]:
+    cls, upstream = registered.op, registered.upstream
+    types = cls.types
+    rows = types.rows if isinstance(types, TypeRows) else ()
+    free = types.free if isinstance(types, TypeRows) else types
+    return {
+        "operator": cls.name,
+        "function": cls.function_name,
+        "family": cls.family,
+        "domain": cls.domain,
+        "since": cls.since,
+        "until": cls.until,
+        "formula": _doc(cls).splitlines()[0],
+        "inputs": [_of_input(item) for item in cls.inputs],
+        "outputs": [
+            {"name": o.name, "type": o.type, "memory": o.memory, "list": o.variadic}
+            for o in cls.outputs
+        ],
+        "attributes": [
+            {"name": a.name, "takes": kind(a.convert), "required": a.default is REQUIRED}
+            for a in cls.attributes
+        ],
+        "type_rows": [{v: dtype_name(dtype) for v, dtype in row.items()} for row in rows],
+        "types": {v: list(map(dtype_name, dtypes)) for v, dtypes in free.items()},
+        "is_upstream": upstream is not None,
+        "upstream_types": [list(map(dtype_name, row)) for row in upstream or ()],
+        "providers": list(PROVIDERS),
+    }
+
+
+def _of_input(item: Input) -> dict[str, Any]:
+    about = {"name": item.name, "type": item.type, "memory": item.memory}
+    return about | {"optional": item.optional, "list": item.variadic}
 
 
 def _opset(cls: type[Op]) -> str:

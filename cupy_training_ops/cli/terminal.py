@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from ..errors import printable
-from .machine import system, versions
+from ..machine import system, versions
 
 WIDTH = 80
 DELAY_S = 1.0

@@ -7,18 +7,21 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, Literal, NamedTuple, NoReturn, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..backend import Array
 from ..call import arguments, backends
-from ..call.interop import is_tensor
+from ..call.interop import as_tensor, is_tensor
 from ..declare.schema import Shape, Spec, integer
 from ..dtypes import Dtype, HostArray, dtype_name, to_dtype
 from ..errors import ArgumentError, OpError, ProviderError, pass_on, refuse, shown
 from ..families.gist.operators import Decoder
 from ..plan import ceil_div
+from ..summary import Summary
+from ..typing import ArrayT, CupyArray, OutT, Provider
 from . import container
 from .numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from .table import Codec, describe, get_codec
@@ -26,8 +29,8 @@ from .table import Codec, describe, get_codec
 FORMAT = container.Format("packed array", version=3, longest_header=1 << 20)
 
 
-@dataclass(frozen=True, eq=False)
-class Packed:
+@dataclass(frozen=True, eq=False, repr=False)
+class Packed(Summary, Generic[ArrayT]):
     """An encoded array with all that decoding needs: codec, dtype name, shape, options.
 
     code: the encoder's output, a NumPy or CuPy array or a PyTorch tensor.
@@ -47,11 +50,16 @@ class Packed:
         if not is_tensor(self.code):  # tensors stay, as their results are tensors
             object.__setattr__(self, "code", code)  # frozen dataclass
 
-    def __repr__(self) -> str:
-        """Show the size of the code in place of the code."""
-        return (
-            f"Packed(codec={self.codec!r}, dtype={self.dtype!r}, shape={self.shape}, "
-            f"options={self.options}, nbytes={self.nbytes})"
+    def _facts(self) -> dict[str, object]:
+        """The size of the code in place of the code."""
+        shown = {name: getattr(self, name) for name in ("codec", "dtype", "shape", "options")}
+        return {**shown, "nbytes": self.nbytes}
+
+    def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
+        """Refuse to be read as an array, which would be one of objects."""
+        raise ArgumentError(
+            "Packed: expected an array, got its codes: decompress() returns the array, "
+            "code is the array of codes"
         )
 
     @property
@@ -69,15 +77,24 @@ class Packed:
         """Bytes before over bytes after; 1 for an empty array."""
         return self.original_nbytes / self.nbytes if self.nbytes else 1.0
 
+    @overload
+    def decompress(self, out: None = None) -> ArrayT: ...
+    @overload
+    def decompress(self, out: OutT) -> OutT: ...
+
     def decompress(self, out: object = None) -> Any:
         """Return the decoded array, on the device of the codes.
 
         out: an array of its dtype and shape to write into, C-contiguous, on that device.
         Deterministic; no copy between host and device. Raises ArgumentError and DtypeError.
         """
-        return self.decoder()(self.code, out=out)
+        code: Any = self.code
+        if out is not None and is_tensor(out) != is_tensor(code):  # as of a file, into a tensor
+            array = arguments.adopt("Packed", "code", code)
+            code = as_tensor(array) if is_tensor(out) else array
+        return self.decoder()(code, out=out)
 
-    def trimmed(self, nbytes: int | None = None) -> Packed:
+    def trimmed(self, nbytes: int | None = None) -> Packed[ArrayT]:
         """Return this array with its codes cut to their length, for sparse codecs on a GPU.
 
         nbytes: that length; None reads it from the codes, and waits for a GPU. A wrong length is
@@ -100,8 +117,17 @@ class Packed:
         header = {name: getattr(self, name) for name in ("codec", "dtype", "shape", "options")}
         container.write(file, FORMAT, header, {"code": _to_host(self.trimmed().code)}, sync)
 
+    @overload
     @classmethod
-    def load(cls, file: StrPath | BinaryFile, provider: str = "cpu") -> Self:
+    def load(
+        cls, file: StrPath | BinaryFile, provider: Literal["cpu"] = "cpu"
+    ) -> Packed[NDArray[Any]]: ...
+    @overload
+    @classmethod
+    def load(cls, file: StrPath | BinaryFile, provider: Literal["cuda"]) -> Packed[CupyArray]: ...
+
+    @classmethod
+    def load(cls, file: StrPath | BinaryFile, provider: Provider = "cpu") -> Packed[Any]:
         """Read what `save` wrote, codes onto the host ("cpu") or the current GPU ("cuda").
 
         Nothing in the file is executed. Raises ArgumentError if it is damaged, no Packed, or of

@@ -84,13 +84,15 @@ class Output:
     `aliases` names the input whose array it is written into; `may_alias` those whose array `out=`
     may be. An array that is there to be replaced is updated whether `outputs=` names the output or
     not, unless the output is `on_request`. A host output is a NumPy array that follows from shapes,
-    or a Changing that gives one. An "either" output is what the input that it aliases is.
-    `upstream` and `formerly` are as of an input.
+    or a Changing that gives one. An "either" output is what the input that it aliases is. An
+    `optional` one is None with some attributes, others only where they are not asked for, or alias
+    an input that is None. `upstream` and `formerly` are as of an input.
     """
 
     name: str
     type: str
     memory: Memory = "device"
+    optional: bool = False
     variadic: bool = False
     aliases: str | None = None
     may_alias: tuple[str, ...] = ()

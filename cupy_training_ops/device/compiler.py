@@ -13,6 +13,7 @@ import os
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 from ..backend import Backend, Kernel
 from ..errors import CompileError, ProviderError, pass_on
 from ..forks import Locked
+from ..log import LOG
 from ..plan import Device
 from .source import Source
 
@@ -98,8 +100,11 @@ def _load_at_once(
     backend: Backend, new: list[tuple[tuple[Any, ...], Source, tuple[str, ...]]], device: int
 ) -> None:
     def load(key: tuple[Any, ...], source: Source, options: tuple[str, ...]) -> None:
-        with contextlib.suppress(Exception), backend.on(device):
-            _memo.setdefault(key, backend.load(source, options))
+        try:
+            with backend.on(device):
+                _memo.setdefault(key, backend.load(source, options))
+        except Exception as error:
+            LOG.info("fallback: %s.cu is compiled again, alone: %s", source.name, error)
 
     threads = [threading.Thread(target=load, args=one) for one in new]
     with contextlib.suppress(RuntimeError):  # at interpreter exit no thread starts
@@ -241,6 +246,28 @@ def require_writable_cache() -> None:
     _make_cache()
     with usable_cache(), tempfile.TemporaryFile(dir=cache_folder()):
         pass
+
+
+@contextlib.contextmanager
+def logged(module: str) -> Iterator[None]:
+    """Log the seconds of a compilation inside, or that the kernels came from CuPy's cache.
+
+    A compilation writes a file into that folder.
+    """
+    before, start = _last_write(), time.perf_counter()
+    yield
+    seconds = time.perf_counter() - start
+    if before is None or _last_write() != before:
+        LOG.info("compiled: %s: %.2f s", module, seconds)
+    else:
+        LOG.debug("from the cache: %s: %.2f s", module, seconds)
+
+
+def _last_write() -> int | None:
+    """Return when a file was last added to CuPy's cache folder, or None without one."""
+    with contextlib.suppress(OSError):
+        return os.stat(cache_folder()).st_mtime_ns
+    return None
 
 
 @contextlib.contextmanager

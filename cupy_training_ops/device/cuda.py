@@ -18,7 +18,7 @@ from ..dtypes import Dtype, HostArray
 from ..errors import CompileError
 from ..plan import Device
 from . import graphs, streams
-from .compiler import has_warpgroups, header_options, thread_options, usable_cache
+from .compiler import has_warpgroups, header_options, logged, thread_options, usable_cache
 
 STATIC_SHARED, MAX_DYNAMIC_SHARED = 1, 8  # CUfunction_attribute
 PER_THREAD = cupy.cuda.Stream.ptds.ptr  # one handle for the default streams of all threads
@@ -221,7 +221,7 @@ class CudaBackend:
         options += (*header_options(), *thread_options())
         module = cupy.RawModule(code=source.code, options=options)
         try:
-            with usable_cache():
+            with usable_cache(), logged(f"{source.name}.cu {' '.join(options)}"):
                 module.compile()
         except cupy.cuda.compiler.CompileException as error:
             raise CompileError(

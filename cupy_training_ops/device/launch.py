@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ from .source import Parameter, Source, load
 from .workspace import Store
 
 _log: list[Step] | None = None
+HAS_RANGES = os.environ.get("CTO_NVTX") == "1"  # read once: calls without ranges cost no more
 
 
 @contextlib.contextmanager
@@ -284,6 +286,29 @@ class ReadyPlan:
         if self.zeros_nbytes:
             self._backend.fill(workspace, self.zeros_nbytes, 0)
         return [self._backend.offset(workspace, nbytes) for nbytes in self._offsets]
+
+
+class RangedPlan(ReadyPlan):
+    """A plan whose steps are queued within a range of NVTX; `label` is its name in a profile."""
+
+    label = ""
+
+    def run(self, *arguments: Any) -> None:
+        """Queue all steps, within the range."""
+        self._within(super().run, *arguments)
+
+    def queue(self, words: Sequence[int], new: Sequence[object], stream: int) -> None:
+        """Queue the steps by addresses, within the range."""
+        self._within(super().queue, words, new, stream)
+
+    def _within(self, queue: Any, *arguments: Any) -> None:
+        from cupy.cuda import nvtx
+
+        nvtx.RangePush(self.label)
+        try:
+            queue(*arguments)
+        finally:
+            nvtx.RangePop()
 
 
 def _indices(

@@ -49,10 +49,10 @@ READ: Mapping[tuple[str, int], str] = {
 class Activations:
     """The codes of one session's steps, by one of the stash's policies."""
 
-    def __init__(self, policy: object) -> None:
+    def __init__(self, policy: Any) -> None:
         if not isinstance(policy, str) or policy not in POLICIES:
             refuse("TrainingSession", "activations", f"one of {sorted(POLICIES)}", shown(policy))
-        self.stash = ActivationStash(policy)
+        self.stash = ActivationStash(policy)  # type: ignore[arg-type]
 
     def runner(self, node: Node) -> Runner | None:
         """Return what puts a value away, or takes it back; None for other nodes."""
@@ -62,7 +62,7 @@ class Activations:
         name, need = node.attributes["name"], node.attributes["need"]
         return Runner(lambda xp: lambda values: run(xp, name, need, values), keeps=True)
 
-    def _put(self, xp: Any, name: str, need: str, values: list[Any]) -> list[Any]:
+    def _put(self, xp: Any, name: str, need: Any, values: list[Any]) -> list[Any]:
         """Put a value away, and give its shape; a small one goes on itself, without a shape."""
         x = values[0]
         if x.nbytes < LEAST:

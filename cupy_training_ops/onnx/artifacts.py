@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def make_artifacts(
     trainable: Collection[str] | None = None,
     frozen: Collection[str] | None = None,
     tied: Collection[str] | None = None,
-    optimizer: str = "AdamW",
+    optimizer: Literal["AdamW", "SGD"] = "AdamW",
     clip_norm: float | None = None,
     prefix: str = "",
     **numbers: float,
@@ -133,7 +133,7 @@ def make(
     trainable: Collection[str] | None = None,
     frozen: Collection[str] | None = None,
     tied: Collection[str] | None = None,
-    optimizer: str = "AdamW",
+    optimizer: Literal["AdamW", "SGD"] = "AdamW",
     clip_norm: float | None = None,
     fuses: bool = False,
     **numbers: float,

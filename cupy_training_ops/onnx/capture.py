@@ -18,6 +18,7 @@ import numpy as np
 from ..device import graphs, workspace
 from ..device.marks import in_turn
 from ..errors import OpError, ProviderError
+from ..log import LOG
 from .arena import Arena, OtherMemoryError, Plan, Recorder
 from .session import NO_NOTES, Notes, Session
 
@@ -141,6 +142,7 @@ class Captures(Forms["_Form"]):
                 form.plan = None
             raise
         if not is_same:
+            LOG.info("fallback: a step is not captured: it took other memory than the last")
             form.plan = None
             return False
         form.graph, form.results, form.memory = captured.graph, results, self._memory

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from operator import setitem
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from types import MappingProxyType, ModuleType
+from typing import Any, Generic, NamedTuple, cast
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from ..declare.schema import integer
 from ..device.marks import NO_MARKS, Marks, Note, call_with_marks
 from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, cut, pass_on, refuse, shown
+from ..summary import Summary
+from ..typing import ArrayModule, ArrayT, Policy
 from .activations import Activations, with_codes
 from .bodies import with_bodies
 from .checks import (
@@ -52,7 +54,7 @@ class Notes(NamedTuple):
 NO_NOTES = Notes()
 
 
-class Session:
+class Session(Summary, Generic[ArrayT]):
     """Runs an ONNX graph: `Session(model, xp).run(feeds)`.
 
     model: a path, the bytes of a file, or an onnx.ModelProto. xp: numpy or cupy. A model that
@@ -67,13 +69,14 @@ class Session:
     def __init__(
         self,
         model: Source,
-        xp: Any = np,
+        xp: ArrayModule[ArrayT] | ModuleType = np,
         *,
         seed: int | None = None,
-        activations: str | None = None,
+        activations: Policy | None = None,
         tf32: bool = False,
         arrays: Collection[str] = (),
     ) -> None:
+        self.xp = cast(Any, xp)  # which has more than its class of arrays
         graph, self.model, problems = read_model(model)
         if not hasattr(xp, "ndarray"):
             refuse("Session", "xp", "numpy or cupy, the module", shown(xp))
@@ -87,12 +90,12 @@ class Session:
             graph = graph.with_attributes(TAKE_TF32, allow_tf32=1)
         runners = node_runners(graph, problems, own=control_runner)
         first = graph
-        check_types(graph, runners, problems, xp is np)
+        check_types(graph, runners, problems, self.xp is np)
         check_sequences(graph, problems)
         check_divisors(graph, problems)
         problems.refuse()
         graph = schedule(fuse_products(graph))
-        if xp is np:  # where losses refuse labels out of range themselves
+        if self.xp is np:  # where losses refuse labels out of range themselves
             graph = graph.with_attributes(LOSSES, check=1)
         self.labels = Labels(graph)
         known = {id(first.nodes[i]): runner for i, runner in runners.items()}
@@ -102,10 +105,10 @@ class Session:
             graph = with_codes(graph)
             own = self._activations.runner
             runners = node_runners(graph, problems, known, lambda n: own(n) or control_runner(n))
-        if xp is not np:
+        if self.xp is not np:
             runners = self.labels.runners(graph, runners)
         runners = with_gradient_checks(graph, runners)
-        self.graph, self.xp = graph, xp
+        self.graph = graph
         self.extents = Extents(graph)
         self._declared = {item.name: item for item in graph.inputs}
         self.program: Program = Compiler(graph, xp, runners, arrays).compile()
@@ -114,6 +117,14 @@ class Session:
         self._save_all(self.program.written)
         self._is_begun = False
 
+    def _facts(self) -> dict[str, object]:
+        names = {"inputs": self.inputs, "outputs": self.outputs}
+        return {
+            **names,
+            "nodes": len(self.graph.nodes),
+            "xp": getattr(self.xp, "__name__", shown(self.xp)),
+        }
+
     def _save_all(self, written: tuple[Any, ...]) -> None:
         """Allocate copies of all arrays that runs write, whatever is fed."""
         self._written = written
@@ -121,7 +132,7 @@ class Session:
         self._before = self._saved  # and what was fed to the last run
 
     @property
-    def states(self) -> dict[str, Any]:
+    def states(self) -> dict[str, ArrayT]:
         """Constants that runs update in place, by name: running statistics, states of random
         numbers."""
         return {name: self.program.values[slot] for name, slot in self.program.states.items()}
@@ -162,7 +173,7 @@ class Session:
         """The names of the outputs that it gives."""
         return tuple(name for name, _ in self.program.results)
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, ArrayT | Any]:
         """The graph's outputs by name; arrays of `feeds` that it updates are updated in place."""
         if not isinstance(feeds, Mapping):
             names = cut(str(sorted(self.program.feeds)))

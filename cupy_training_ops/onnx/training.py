@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import Any, Generic, Literal
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from ..declare.schema import finite
 from ..device.marks import Marks
 from ..dtypes import Dtype, HostArray
 from ..errors import ArgumentError, cut, refuse, shown
+from ..summary import Summary
+from ..typing import ArrayModule, ArrayT, Policy
 from .checkpoint import FILES, Checkpoint, Group, checkpoint_files, read_checkpoint
 from .checks import BUFFER, refuse_unsummed
 from .graph import Graph
@@ -35,7 +37,7 @@ Arrays = Mapping[str, Any]
 Run = Callable[[Arrays, Notes], dict[str, Any]]
 
 
-class TrainingSession(Transactional):
+class TrainingSession(Summary, Transactional, Generic[ArrayT]):
     """Trains the artifacts in a folder of `generate_artifacts`, on NumPy or CuPy arrays.
 
     artifacts: the folder with training_model.onnx and checkpoint; with optimizer_model.onnx for
@@ -62,11 +64,11 @@ class TrainingSession(Transactional):
     def __init__(
         self,
         artifacts: StrPath,
-        xp: Any = np,
+        xp: ArrayModule[ArrayT] | ModuleType = np,
         *,
         prefix: str = "",
         seed: int | None = None,
-        activations: str | None = None,
+        activations: Policy | None = None,
         tf32: bool = False,
         graph: bool = False,
     ) -> None:
@@ -88,15 +90,15 @@ class TrainingSession(Transactional):
         trainable: Collection[str] | None = None,
         frozen: Collection[str] | None = None,
         tied: Collection[str] | None = None,
-        optimizer: str = "AdamW",
+        optimizer: Literal["AdamW", "SGD"] = "AdamW",
         clip_norm: float | None = None,
-        xp: Any = np,
+        xp: ArrayModule[ArrayT] | ModuleType = np,
         seed: int | None = None,
-        activations: str | None = None,
+        activations: Policy | None = None,
         tf32: bool = False,
         graph: bool = False,
         **numbers: float,
-    ) -> TrainingSession:
+    ) -> TrainingSession[ArrayT]:
         """A session that trains an inference model.
 
         model: a path, the bytes of a file, or an onnx.ModelProto. loss: "cross_entropy" (labels of
@@ -252,12 +254,12 @@ class TrainingSession(Transactional):
     # ---- arrays, names, settings -----------------------------------------------------------------
 
     @property
-    def parameters(self) -> Arrays:
+    def parameters(self) -> Mapping[str, ArrayT]:
         """All parameters by name, the frozen ones too."""
         return MappingProxyType(self._parameters)
 
     @property
-    def gradients(self) -> Arrays:
+    def gradients(self) -> Mapping[str, ArrayT]:
         """The accumulated gradients by parameter; after `apply` as the optimizer left them."""
         return MappingProxyType(self._buffers)
 
@@ -276,14 +278,14 @@ class TrainingSession(Transactional):
         """True if there is an eval model."""
         return self._eval is not None
 
-    def __repr__(self) -> str:
-        n = sum(array.size for array in self._parameters.values())
+    def _facts(self) -> dict[str, object]:
         nodes = self._optimizer.graph.nodes if self._optimizer else ()
-        name = repr(nodes[-1].op_type) if nodes else None
-        return (
-            f"TrainingSession(inputs={self._user}, parameters={n}, optimizer={name}, "
-            f"step_count={self.step_count})"
-        )
+        return {
+            "inputs": self._user,
+            "parameters": sum(array.size for array in self._parameters.values()),
+            "optimizer": nodes[-1].op_type if nodes else None,
+            "step_count": self.step_count,
+        }
 
     @property
     def lr(self) -> float:
@@ -300,11 +302,11 @@ class TrainingSession(Transactional):
     # ---- training --------------------------------------------------------------------------------
 
     @exclusive
-    def step(self, *inputs: Any, **named: Any) -> Any:
+    def step(self, *inputs: Any, **named: Any) -> ArrayT:
         """Forward, backward, and the optimizer; the loss comes back."""
         optimizer, run = self._need_optimizer()
         try:
-            loss = self._forward_backward("step", inputs, named)
+            loss: ArrayT = self._forward_backward("step", inputs, named)
             self._apply(optimizer, run)
         except BaseException:
             self._put_back()
@@ -312,10 +314,10 @@ class TrainingSession(Transactional):
         return loss
 
     @exclusive
-    def accumulate(self, *inputs: Any, **named: Any) -> Any:
+    def accumulate(self, *inputs: Any, **named: Any) -> ArrayT:
         """Forward and backward: gradients are added to those since the last `apply`."""
         try:
-            loss = self._forward_backward("accumulate", inputs, named)
+            loss: ArrayT = self._forward_backward("accumulate", inputs, named)
             self._point = Point(self.step_count, is_reset=False)
         except BaseException:
             self._put_back()
@@ -386,7 +388,7 @@ class TrainingSession(Transactional):
         return self._optimizer, self._run_optimizer
 
     @exclusive
-    def eval(self, *inputs: Any, **named: Any) -> Any:
+    def eval(self, *inputs: Any, **named: Any) -> ArrayT | Any:
         """The loss of the eval model; all its outputs are in `outputs`.
 
         Without labels, what the model computes of the other inputs: an array, or a tuple.

@@ -6,14 +6,18 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from numpy.typing import DTypeLike
+
+from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
 from ..errors import refuse, shown
 from ..planning.step import above_zero
 from ..process_group import ProcessGroup
+from ..typing import Array, Arrays, ArraysOrNone, Number
 from .base import Names, Optimizer
-from .state import Codes
+from .state import Codes, State
 from .steps import (
     AdamStep,
     AdamWCodedStep,
@@ -50,11 +54,11 @@ class SGD(Optimizer):
 
     def __init__(
         self,
-        parameters: Sequence[Any],
-        lr: Any = 1e-3,
+        parameters: Arrays,
+        lr: Number | Array = 1e-3,
         *,
         names: Names | None = None,
-        low_precision: Sequence[Any] | None = None,
+        low_precision: ArraysOrNone | None = None,
     ) -> None:
         super().__init__(SGDStep(), parameters, lr, names, low_precision)
 
@@ -83,14 +87,14 @@ class Adam(Optimizer):
 
     def __init__(
         self,
-        parameters: Sequence[Any],
-        lr: Any = 1e-3,
+        parameters: Arrays,
+        lr: Number | Array = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
         names: Names | None = None,
-        low_precision: Sequence[Any] | None = None,
-        moment_dtype: object = None,
+        low_precision: ArraysOrNone | None = None,
+        moment_dtype: DTypeLike | None = None,
     ) -> None:
         alpha, beta = check_betas("Adam", betas)
         op = AdamStep(alpha=alpha, beta=beta, epsilon=epsilon, max_norm_clip=math.inf)
@@ -131,6 +135,15 @@ class AdamW(Optimizer):
 
     over_ranks: ClassVar[type[AdamW]]  # the class of an AdamW with a group
 
+    if TYPE_CHECKING:  # what that class takes more
+
+        def state_dict(self, sharded: bool = False) -> State: ...
+        def load_state_dict(self, state: State | Sequence[State]) -> None: ...
+        def save(
+            self, file: StrPath | BinaryFile, sharded: bool = False, *, sync: bool = True
+        ) -> None: ...
+        def load(self, file: StrPath | BinaryFile | Sequence[StrPath | BinaryFile]) -> None: ...
+
     def __new__(cls, *_: object, group: object = None, **__: object) -> Self:
         if cls is AdamW and group is not None:
             return super().__new__(cls.over_ranks)  # type: ignore[return-value]
@@ -138,16 +151,16 @@ class AdamW(Optimizer):
 
     def __init__(
         self,
-        parameters: Sequence[Any],
-        lr: Any = 1e-3,
+        parameters: Arrays,
+        lr: Number | Array = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
         weight_decay: float = 1e-2,
         names: Names | None = None,
-        low_precision: Sequence[Any] | None = None,
-        moment_dtype: object = None,
-        state: str | None = None,
+        low_precision: ArraysOrNone | None = None,
+        moment_dtype: DTypeLike | None = None,
+        state: Literal["8bit"] | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
         if group is not None:
@@ -196,16 +209,16 @@ class Lamb(Optimizer):
 
     def __init__(
         self,
-        parameters: Sequence[Any],
-        lr: Any = 1e-3,
+        parameters: Arrays,
+        lr: Number | Array = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-6,
         weight_decay: float = 1e-2,
         ratio_limits: tuple[float, float] = (-math.inf, math.inf),
         names: Names | None = None,
-        low_precision: Sequence[Any] | None = None,
-        moment_dtype: object = None,
+        low_precision: ArraysOrNone | None = None,
+        moment_dtype: DTypeLike | None = None,
     ) -> None:
         alpha, beta = check_betas("Lamb", betas)
         weight_decay = check_number("Lamb", "weight_decay", finite, weight_decay)

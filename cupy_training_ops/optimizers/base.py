@@ -6,17 +6,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import is_
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from .. import typing
 from ..backend import Backend
 from ..call.arguments import adopt
 from ..call.backends import are_known, info, to_host
 from ..call.bound import CheckedCall, OpenCall, opened
 from ..call.checks import is_number
-from ..call.interop import ForeignArrays, are_native, is_tensor, refuse_unwritable
+from ..call.interop import (
+    ForeignArrays,
+    are_native,
+    is_tensor,
+    refuse_mixed,
+    refuse_unwritable,
+)
 from ..call.keys import SameArrays, reader
 from ..call.op import Op
 from ..codecs.numpy_file import BinaryFile, StrPath
@@ -52,8 +60,8 @@ _DECLARED = (
     Input("gradients", "T", variadic=True, holes=True),
     *(number(name, "L") for name in _GIVEN[1:]),
 )
-EVERY = (*_DECLARED, _DECLARED[0])  # and the parameters
-_CLOSED = (_DECLARED[0], _DECLARED[0])  # parameters and their copies
+CLOSED = tuple(replace(_DECLARED[0], name=name) for name in ("parameters", "low_precision"))
+EVERY = (CLOSED[0], *_DECLARED)
 _READERS = tuple(map(reader, _DECLARED))
 
 
@@ -123,7 +131,8 @@ class Optimizer:
         codes: Codes | None = None,
     ) -> None:
         self._op = op
-        self._natively = are_native(_CLOSED, (parameters, low_precision), ())
+        refuse_mixed(type(self).__name__, CLOSED, (parameters, low_precision), ())
+        self._natively = are_native(CLOSED, (parameters, low_precision), ())
         self._weights = self._adopt("parameters", parameters)
         self.parameters = tuple(parameters)
         self.lr = self._checked_rate(lr)
@@ -183,7 +192,7 @@ class Optimizer:
     def _adopt_again(self) -> None:
         """Adopt parameters and copies where they are now."""
         given = self._given_copies
-        self._natively = are_native(_CLOSED, (self.parameters, given), ())
+        self._natively = are_native(CLOSED, (self.parameters, given), ())
         self._weights = self._adopt("parameters", self.parameters)
         self._copies = None if given is None else self._adopt("low_precision", given)
         self._place()
@@ -195,10 +204,10 @@ class Optimizer:
 
     def step(
         self,
-        gradients: Sequence[Any],
-        lr: Any = None,
-        loss_scale: Any = None,
-        max_norm: Any = None,
+        gradients: typing.ArraysOrNone,
+        lr: typing.Number | typing.Array | None = None,
+        loss_scale: typing.Number | typing.Array | None = None,
+        max_norm: typing.Number | typing.Array | None = None,
     ) -> None:
         """Update the parameters by their gradients, unless one of these is NaN or infinite.
 
@@ -318,7 +327,8 @@ class Optimizer:
         if step is not None and step.over_tensors:
             step.launch(given, self._whole)
             return
-        with ForeignArrays(EVERY, (*given, self.parameters), ()).stream():
+        every = (self.parameters, *given)
+        with ForeignArrays(EVERY, every, (), op=type(self).__name__).stream():
             step = self._new_step(given)
             if step is not None:
                 step.launch(given, self._whole)

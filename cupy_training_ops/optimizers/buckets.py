@@ -18,6 +18,7 @@ from ..errors import ArgumentError, GroupError, refuse, shown
 from ..families.collective import queue
 from ..process_group import ProcessGroup
 from ..process_group.engine import Part
+from ..typing import Arrays
 from .adam import AdamW
 from .base import EVERY
 from .parts import MeanOfAll, adopt_with_info, adopt_without_waiting
@@ -61,7 +62,7 @@ class GradientBuckets:
 
     def __init__(
         self,
-        parameters: Sequence[Any],
+        parameters: Arrays,
         group: ProcessGroup,
         *,
         megabytes: float = 100.0,

@@ -130,6 +130,8 @@ def as_split(value: object) -> Split:
 class _InPlace(Collective):
     """A collective over a list of arrays, each of which becomes another in its memory."""
 
+    mixes = True
+
     def infer(self, xs: Specs) -> tuple[Inferred, ...]:
         return (tuple(Spec(x.shape, x.dtype) for x in xs),)
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..call.backends import info
 from ..call.bound import CheckedCall
 from ..call.checks import is_number
-from ..call.interop import ForeignArrays, is_tensor
+from ..call.interop import ForeignArrays, is_tensor, refuse_mixed
 from ..call.keys import SameArrays
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import Shape, finite
@@ -28,7 +28,7 @@ from ..process_group import ProcessGroup
 from ..rules.widening import computed_in
 from . import adam
 from . import state as states
-from .base import EVERY, Arrays, Names, Optimizer, known_of, numbers_of, plain
+from .base import CLOSED, EVERY, Arrays, Names, Optimizer, known_of, numbers_of, plain
 from .parts import GatheredParts, MeanOfParts, Split, adopt_without_waiting, in_turns
 from .state import Counts, Layout, Part, Places, State, host_copy, on_host, zeros
 from .steps import AdamWUpdate, check_betas, check_number
@@ -198,6 +198,7 @@ class AdamW(adam.AdamW):
         self, parameters: Sequence[Any], lr: Any, names: Names | None, copies: Sequence[Any] | None
     ) -> None:
         """All that can be refused before anything is made."""
+        refuse_mixed("AdamW", CLOSED, (parameters, copies), ())
         self._weights = self._adopt("parameters", parameters)
         self.parameters, self._given_copies = tuple(parameters), copies
         if copies is not None:
@@ -280,7 +281,7 @@ class AdamW(adam.AdamW):
             gradients = self._as_tuple(gradients)
         with (
             self._whole.lock,
-            ForeignArrays(EVERY, (gradients, *numbers, self.parameters), ()).stream(),
+            ForeignArrays(EVERY, (self.parameters, gradients, *numbers), ()).stream(),
         ):
             self._whole.refuse_torn()
             if not self._watched.are_same():

@@ -121,6 +121,7 @@ class Update:
     """An operator of a family, which is told the norm of the gradients, if any."""
 
     operator: ClassVar[type[Op]]
+    mixes = True  # tensors beside the arrays over others' memory
 
     @classmethod
     def source(cls) -> Source:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from ..forks import InChild
+from ..summary import Summary
 from . import embedded
 from .engine import GRACE, STOPPED, Answer, Engine, Part, Ranks, quote
 
@@ -53,7 +54,7 @@ class Sizes(NamedTuple):
             refuse("ProcessGroup", "horizontal_size", expected, str(horizontal))
 
 
-class ProcessGroup:
+class ProcessGroup(Summary):
     """The ranks that work together: one in each process, or in each thread of one.
 
     `ProcessGroup()` is that of the launcher that started this process: `cupy-training-ops launch`,
@@ -174,6 +175,10 @@ class ProcessGroup:
     def check(self) -> None:
         """Raise GroupError if the group has ended."""
         self.require_open("ProcessGroup")
+
+    def _facts(self) -> dict[str, object]:
+        facts = {"rank": self.rank, "size": self.size, "local_rank": self.local_rank}
+        return {**facts, "engine": self._engine.name, "timeout": self.timeout}
 
     def __repr__(self) -> str:
         return f"<ProcessGroup rank {self.rank} of {self.size}, {self._engine.name}>"

@@ -7,10 +7,22 @@ This module and its parts are imported on first use.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..tracing import leave_alone
 from .activations import CompressedActivations, compressed_activations
+
+if TYPE_CHECKING:
+    from . import functional as functional
+    from . import nn as nn
+    from . import ops as ops
+    from .buckets import GradientBuckets as GradientBuckets
+    from .conversion import Conversion as Conversion
+    from .conversion import convert as convert
+    from .graph_codes import activation_codes as activation_codes
+    from .optim import SGD as SGD
+    from .optim import AdamW as AdamW
+    from .optim import Lamb as Lamb
 
 # torch.compile traces only these.
 leave_alone(__name__, __path__, apart={"conversion", "functional", "nn", "ops"})

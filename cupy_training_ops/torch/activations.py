@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import MutableMapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,7 +21,10 @@ from torch._C import _is_torch_function_mode_enabled as is_mode_enabled
 
 from ..activations.error_check import LINEAR, TILES
 from ..activations.pending import PendingLengths, Step
+from ..activations.policies import Policy as CodecPolicy
 from ..errors import ProviderError
+from ..summary import Summary
+from ..typing import Policy
 from .coding import ALIGNED, Stream, current_stream
 from .error_checks import ErrorChecks, empty_numbers, is_captured
 from .modes import (
@@ -88,7 +91,7 @@ class ThreadStatements(threading.local):
         self.statements: list[Statement] = []
 
 
-class CompressedActivations:
+class CompressedActivations(Summary):
     """A context in which autograd saves codes; see `compressed_activations`."""
 
     def __init__(self, policy: object, check: bool = False) -> None:
@@ -110,6 +113,11 @@ class CompressedActivations:
     def __reduce__(self) -> tuple[object, ...]:
         """Copy the policy only: a copied model gets a new context."""
         return type(self), (self._argument, self._check)
+
+    def _facts(self) -> dict[str, object]:
+        """Bytes of codes now, and their maximum since it was made."""
+        held = {"held": self._statistics.held, "peak": self._statistics.peak}
+        return {"policy": self._argument, "check": self._check, **held}
 
     def __enter__(self) -> CompressedActivations:
         if is_compiled():
@@ -354,7 +362,7 @@ class CompressedActivations:
 
 
 def compressed_activations(
-    policy: object = "default", *, check: bool = False
+    policy: Policy | Literal["wide"] | CodecPolicy = "default", *, check: bool = False
 ) -> CompressedActivations:
     """A context for the forward pass, in which autograd saves activations as codes.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import refuse, shown
+from ..log import LOG
 from . import functional, nn
 
 # Without ReLU: most models save its result anyway, for the next layer.
@@ -52,7 +53,9 @@ class Conversion:
         return "\n".join(lines)
 
 
-def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
+def convert(
+    model: torch.nn.Module, *, skip: list[str] | tuple[str, ...] | Set[str] = ()
+) -> Conversion:
     """Replace a model's norms, losses, dropouts, embeddings and gelus by this package's, in place.
 
     Modules remain the same objects, with parameters, hooks and state dicts: only their class is
@@ -77,6 +80,7 @@ def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
         replacement = _REPLACEMENTS.get(type(module)) or _of_transformers(module)
         reason = replacement and _reason(replacement, module)
         if reason:
+            LOG.info("fallback: convert: %s stays PyTorch's: %s", name or "the model", reason)
             conversion.left[name] = reason
         elif replacement is not None:
             conversion.swapped[name] = type(module).__name__

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -81,7 +81,9 @@ def rms_norm(
     return _rms_norm(input, normalized_shape, weight, eps)
 
 
-def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None) -> Tensor:
+def gelu(
+    input: Tensor, approximate: Literal["none", "tanh"] = "none", *, bias: Tensor | None = None
+) -> Tensor:
     """As torch.nn.functional.gelu, of input + bias, a row, in one pass."""
     return _gelu(input, bias, approximate)
 
@@ -200,7 +202,7 @@ def cross_entropy(
     target: Tensor,
     weight: Tensor | None = None,
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: Literal["none", "mean", "sum"] = "mean",
     *,
     inplace: bool = False,
 ) -> Tensor:
@@ -216,10 +218,8 @@ def cross_entropy(
         _refuse_classes("cross_entropy", target)
     if input.dim() == 1:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
-        reduced = "sum" if reduction == "none" else reduction
-    else:
-        reduced = reduction
-    arguments = (input, target, weight, ignore_index, reduced, _loss_dtype(input))
+        reduction = "sum" if reduction == "none" else reduction
+    arguments = (input, target, weight, ignore_index, reduction, _loss_dtype(input))
     if not _records(input):
         return _loss(*arguments)
     return _in_place(*arguments) if inplace else _loss_and_gradient(*arguments)
@@ -309,7 +309,7 @@ def linear_cross_entropy(
     target: Tensor,
     bias: Tensor | None = None,
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
     """cross_entropy(linear(hidden, weight, bias), target), without all scores in memory.
 

@@ -31,7 +31,7 @@ print(log_prob.round(3))
 logits = np.array([[2, 0], [0, 0]], np.float32)
 target = np.array([[1, 0], [0.25, 0.75]], np.float32)
 _, log_prob = cto.softmax_cross_entropy(logits, target)
-print(cto.softmax_cross_entropy_grad(np.float32([1]), log_prob, target).round(3))
+print(cto.softmax_cross_entropy_grad(np.array([1], np.float32), log_prob, target).round(3))
 # > [[-0.06   0.06 ]
 # >  [ 0.125 -0.125]]
 
@@ -50,7 +50,7 @@ print(log_prob.round(3))
 scores = np.array([[2, 0, 0], [0, 0, 0], [9, 9, 9]], np.float32)
 labels = np.array([0, 1, -100])
 _, log_prob = cto.softmax_cross_entropy_loss(scores, labels, ignore_index=-100)
-dy = np.float32([1])
+dy = np.array([1], np.float32)
 print(cto.softmax_cross_entropy_loss_grad(dy, log_prob, labels, ignore_index=-100).round(3))
 # > [[-0.107  0.053  0.053]
 # >  [ 0.167 -0.333  0.167]
@@ -68,7 +68,7 @@ scores = np.array([[2, 0], [0, 0]], np.float16)
 labels = np.array([0, 1])
 _, log_prob = cto.softmax_cross_entropy_loss_internal(scores, labels, output_type=np.float32)
 gradient = cto.softmax_cross_entropy_loss_internal_grad(
-    np.float32([1]), log_prob, labels, output_type=np.float16
+    np.array([1], np.float32), log_prob, labels, output_type=np.float16
 )
 print(gradient.round(3), gradient.dtype)
 # > [[-0.06  0.06]
@@ -83,6 +83,6 @@ print(loss.round(3))  # [[0.127 0.693]]
 logits = np.array([[[2, 0], [0, 0]]], np.float32)
 labels = np.array([[0, 1]])
 _, log_prob = cto.sparse_softmax_cross_entropy(logits, labels)
-print(cto.sparse_softmax_cross_entropy_grad(np.float32([1]), log_prob, labels).round(3))
+print(cto.sparse_softmax_cross_entropy_grad(np.array([1], np.float32), log_prob, labels).round(3))
 # > [[[-0.06  0.06]
 # >   [ 0.25 -0.25]]]

@@ -34,12 +34,14 @@ def backward(context, dy):
 
 
 cto.register_python_op("square", forward, backward)
-declared = {"func_name": "square", "output_tensor_types": ["float64"]}
-square = cto.PythonOp(input_convention="d", training_mode=True, **declared)
+square = cto.PythonOp(
+    func_name="square", input_convention="d", output_tensor_types=["float64"], training_mode=True
+)
 context, (y,) = square([np.array([1.0, 2.0])])
 (dx,) = cto.python_op_grad(
-    context, [np.ones(2)], output_convention="d", output_tensor_requires_grads=[1], **declared
-)
+    context, [np.ones(2)], func_name="square", output_convention="d",
+    output_tensor_types=["float64"], output_tensor_requires_grads=[1],
+)  # fmt: skip
 print(y, dx)  # [1. 4.] [2. 4.]
 
 # %% TritonOp

@@ -18,7 +18,7 @@ from cupy_training_ops.cli.terminal import SCHEMA
 from .test_verify import StandIn
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
-OF_ONE_COMMAND = {"asked": "roundtrip", "seed": "verify"}
+OF_ONE_COMMAND = {"asked": "roundtrip", "seed": "verify", "providers": "ops"}
 OF_TRIALS = ("array", "dtype", "shape", "codec", "provider", "verdict", "note")
 
 
@@ -57,7 +57,7 @@ def expected(one: dict, command: str) -> list[str]:
     return [*FIELDS[""], *(name for name in of_type if one["type"] != "run" or name not in others)]
 
 
-@pytest.mark.parametrize("command", ["roundtrip", "info", "doctor", "verify"])
+@pytest.mark.parametrize("command", ["roundtrip", "info", "doctor", "verify", "ops"])
 def test_an_object_is_what_the_page_says(command, files, monkeypatch) -> None:
     monkeypatch.setattr(operators, "require_gpu", lambda: StandIn)
     monkeypatch.setattr(operators, "computing", lambda _: "a GPU")
@@ -66,6 +66,7 @@ def test_an_object_is_what_the_page_says(command, files, monkeypatch) -> None:
         "info": [files["arrays"], files["packed"]],
         "doctor": [],
         "verify": ["--op", "ReluGrad"],
+        "ops": [],
     }[command]
     found = objects(command, *arguments)
     for one in found:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 # ruff: noqa: T201
-# pyright: strict
+# pyright: strict, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 """Right uses, one a line: mypy --strict and pyright find nothing to say."""
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cupy_training_ops as cto
+from cupy_training_ops.typing import OperatorName
 
 
 class Tensor:
@@ -24,7 +26,7 @@ class Tensor:
 
 
 def numpy_arrays(x: NDArray[np.float32], i: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
-    """Inputs by position or by name; results are whatever the caller says."""
+    """Inputs by position or by name; results are NumPy's."""
     y: NDArray[np.float32] = cto.gelu(x)
     print(cto.gelu_grad(x, x).shape, cto.gelu_grad(dY=x, X=x).dtype)
     print(cto.gelu_grad(x, x, out=y) + 1.0)
@@ -61,9 +63,48 @@ def lists(xs: list[NDArray[np.float32]], shapes: tuple[tuple[int, int], ...]) ->
 
 def other_libraries(device: Any, tensor: Tensor, x: NDArray[np.float32]) -> None:
     """CuPy's arrays are of unknown type to checkers; others lend their memory."""
-    print(cto.gelu_grad(device, device, out=device).get())
-    print(cto.gelu_grad(tensor, X=tensor, out=tensor), cto.relu_grad(tensor, x))
-    print(cto.gather_grad(x.shape, tensor, device, workspace=device))
+    own: Any = cto.gelu_grad(device, device, out=device)
+    print(own.get())
+    print(cto.gelu_grad(tensor, X=tensor, out=tensor), cto.relu_grad(tensor, device))
+    print(cto.gather_grad(x.shape, tensor, tensor, workspace=x))
+
+
+def protocols(tensor: cto.typing.Tensor[str], device: cto.typing.CupyArray) -> None:
+    """Results are of the library that the inputs are of."""
+    own: str = cto.gelu_grad(tensor, tensor, out=tensor)
+    pieces: tuple[str, ...] = cto.split_training(tensor, [1, 2], axis=0)
+    joined, lengths = cto.concat_training([device, device], axis=0)
+    counts: NDArray[np.int64] = lengths
+    print(own, pieces, joined.get(), counts, (joined + joined).get())
+    print(cto.compress(device, "msfp15").decompress().get())
+    print(cto.compress(device, "pack8").decompress(out=device).get())
+    decoded: str = cto.compress(tensor, "msfp15", keep_nonfinite=True).decompress()
+    print(decoded, cto.Packed.load("x.npz", "cuda").decompress().get())
+
+
+def policy(name: str, dtype: str, shape: tuple[int, ...], need: str) -> str | None:
+    """Codes for large arrays alone."""
+    return "pack16" if name and len(dtype) + len(shape) > 8 and need == "value" else None
+
+
+def training(x: NDArray[np.float32], device: Any, model: bytes) -> None:
+    """Optimizers, stashes and sessions."""
+    for optimizer in (cto.SGD([x]), cto.Adam((x, x), lr=np.float32(0.1)), cto.Lamb([x])):
+        optimizer.step([None], lr=1, loss_scale=x[0], max_norm=1.0)
+    cto.AdamW([device], lr=device, state="8bit", betas=(0.9, 0.99), names=["w"]).step([device])
+    cto.AdamW([x], low_precision=[x, None], moment_dtype="bfloat16").save("state.npz")
+    with cto.ActivationStash("small") as stash:
+        stash.put("x", x, "sign")
+        print(stash.get("x").sum(), stash.get("x", out=x).mean())
+    print(cto.ActivationStash(policy).report())
+    session = cto.onnx.TrainingSession.from_model(model, loss="mse", activations="default")
+    print(session.step(x, labels=x).item(), session.parameters["w"].mean(), session.eval(x))
+    print(cto.onnx.Session(model).run({"x": x, "y": [x]})["z"].mean())
+
+
+def passes_on(session: cto.onnx.TrainingSession, packed: cto.Packed) -> NDArray[np.float32]:
+    """Sessions and packed arrays are NumPy's where nothing else is said."""
+    return session.step(packed.decompress())
 
 
 def codecs(x: NDArray[np.float32], tensor: Tensor) -> None:
@@ -76,7 +117,7 @@ def codecs(x: NDArray[np.float32], tensor: Tensor) -> None:
     print(cto.gist_pack16_decoder(x, to=x.dtype), cto.gist_pack1_decoder(x, to=1, shape=4))
 
 
-def operators(x: NDArray[np.float32], i: NDArray[np.int64], name: str) -> None:
+def operators(x: NDArray[np.float32], i: NDArray[np.int64], name: OperatorName) -> None:
     """Operators as classes, by attribute and by name."""
     gather = cto.GatherGrad(axis=1)
     print(gather(dY=x, indices=i, shape=(4, 8)).nbytes, gather.axis + 1, gather.name)
@@ -85,6 +126,7 @@ def operators(x: NDArray[np.float32], i: NDArray[np.int64], name: str) -> None:
     print(decoder(x), decoder.to.itemsize, decoder.shape)
     print(cto.get_op("Scale")(scale_down=1)(x, 3.0), cto.get_op("Scale", version=1).since)
     print(cto.get_op(name)()(x), cto.get_op(name).inputs, cto.lookup(name, dY="float16").types)
+    print(cto.get_op("GeluGrad", domain="com.microsoft")()(x, x).mean())
 
 
 def errors(x: NDArray[np.float32]) -> str:

@@ -101,10 +101,19 @@ class BatchNormInternal(_BatchNorm):
     )
     outputs = (
         Output("Y", "T", may_alias=("X",), shape="shape and layout of X"),
-        Output("running_mean", "T2", aliases="input_mean", on_request=True, shape=CHANNELS),
-        Output("running_var", "T2", aliases="input_var", on_request=True, shape=CHANNELS),
-        Output("saved_mean", "T2", shape=CHANNELS),
-        Output("saved_inv_std", "T2", shape=CHANNELS),
+        Output(
+            "running_mean",
+            "T2",
+            optional=True,
+            aliases="input_mean",
+            on_request=True,
+            shape=CHANNELS,
+        ),
+        Output(
+            "running_var", "T2", optional=True, aliases="input_var", on_request=True, shape=CHANNELS
+        ),
+        Output("saved_mean", "T2", optional=True, shape=CHANNELS),
+        Output("saved_inv_std", "T2", optional=True, shape=CHANNELS),
     )
     lies_as = LiesAs({"X": "X", "Y": "X"}, alike=True)
     epsilon = attribute(positive_or_zero, 1e-5)

@@ -109,7 +109,8 @@ class BatchScale(ElementwiseOp):
     kernel = "batch_scale"
     inputs = (INPUT,)
     outputs = tuple(
-        Output(f"output_{i}", "T", may_alias=("input",), shape="shape of input") for i in range(3)
+        Output(f"output_{i}", "T", optional=i == 2, may_alias=("input",), shape="shape of input")
+        for i in range(3)
     )
     scale_0 = attribute(real)
     scale_1 = attribute(real)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch._inductor
@@ -161,7 +161,7 @@ class ActivationCodes(dict[str, Any]):
 
 
 def activation_codes(
-    policy: str = "default",
+    policy: Literal["default", "wide", "products", "small"] = "default",
     *,
     budget: float | str | None = None,
     mode: str | None = None,

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 
 from ...call.keys import EXACT
 from ...errors import pass_on, refuse, shown
+from ...log import LOG
 from . import autograd
 from .autograd import NAMESPACE, CustomOp, overload_of, refuse_forward_mode
 from .launching import EVERY, FIRST, JOINED, Pick, Runner, compute, exact, infer, pick, trace
@@ -31,6 +32,8 @@ _TRACE_EVERY = 8  # calls of the slow path, of which one is remembered
 _NOTHING: tuple[Any, ...] = ()
 _ABSENT = frozenset([(None,) * n for n in range(9)])
 _TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
+if _TensorGuards is None:
+    LOG.info("fallback: every call is looked up anew: this PyTorch has no TensorGuards")
 _all: list[RecentCalls] = []
 
 # Of arguments that need no dispatcher: subclasses of Tensor may have a __torch_dispatch__.
@@ -189,6 +192,8 @@ class Door:
         )
         self._every, self._first = every, first
         self.nodes = every.node, first.node  # what a TorchFunctionMode gets as `func`
+        self.every: Callable[..., Any]
+        self.first: Callable[..., Any]
         self.every, self.first = (each.recent.caller(each.fallback) for each in (every, first))
         if operator.masked is not None:
             self._masked = _DirectCall(operator, operator.masked, registered)

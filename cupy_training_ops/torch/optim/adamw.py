@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -109,7 +109,7 @@ class AdamW(Optimizer):
         differentiable: bool = False,
         fused: bool | None = None,
         max_norm: float | None = None,
-        state: str | None = None,
+        state: Literal["8bit"] | None = None,
     ) -> None:
         if state not in (None, "8bit"):
             refuse("AdamW", "state", "None or '8bit'", shown(state))
