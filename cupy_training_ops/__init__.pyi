@@ -89,6 +89,7 @@ __all__ = [
     "GradientBuckets",
     "Lamb",
     "adam_coded_list",
+    "adam_largest_list",
     "adam_optimizer",
     "adam_optimizer_list",
     "adam_w_optimizer",
@@ -191,6 +192,7 @@ __all__ = [
     "relu_grad_from_bits",
     "relu_with_bits",
     "resize_grad",
+    "sgd_momentum_list",
     "sgd_optimizer",
     "sgd_optimizer_list",
     "sgd_optimizer_v2",
@@ -222,6 +224,7 @@ __all__ = [
     "yield_op",
     "zero_gradient",
     "AdamCodedList",
+    "AdamLargestList",
     "AdamOptimizer",
     "AdamOptimizerList",
     "AdamWOptimizer",
@@ -325,6 +328,7 @@ __all__ = [
     "ReluGradFromBits",
     "ReluWithBits",
     "ResizeGrad",
+    "SGDMomentumList",
     "SGDOptimizer",
     "SGDOptimizerList",
     "SGDOptimizerV2",
@@ -411,6 +415,8 @@ def compress(x: _Array, codec: Literal["index4"], *, check: _Boolean = False) ->
 
 @overload
 def get_op(name: Literal["AdamCodedList"], version: int | None = None) -> type[AdamCodedList]: ...
+@overload
+def get_op(name: Literal["AdamLargestList"], version: int | None = None) -> type[AdamLargestList]: ...
 @overload
 def get_op(name: Literal["AdamOptimizer"], version: int | None = None) -> type[AdamOptimizer]: ...
 @overload
@@ -618,6 +624,8 @@ def get_op(name: Literal["ReluWithBits"], version: int | None = None) -> type[Re
 @overload
 def get_op(name: Literal["ResizeGrad"], version: int | None = None) -> type[ResizeGrad]: ...
 @overload
+def get_op(name: Literal["SGDMomentumList"], version: int | None = None) -> type[SGDMomentumList]: ...
+@overload
 def get_op(name: Literal["SGDOptimizer"], version: int | None = None) -> type[SGDOptimizer]: ...
 @overload
 def get_op(name: Literal["SGDOptimizerList"], version: int | None = None) -> type[SGDOptimizerList]: ...
@@ -690,12 +698,27 @@ def adam_coded_list(
     update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
     alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-    weight_decay_mode: Literal[0, 1] = 0,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None, bits: Literal[8, 4] = 8,
     out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
     outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
     workspace: _Memory | None = None,
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
     """Adam over codes: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights)."""
+def adam_largest_list(
+    R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
+    gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
+    mixed_precision_weights: Sequence[_Array | None] | None, loss_scale: _Reals | _Array | None,
+    global_gradient_norm: _Reals | _Array | None, update_signal: _Booleans | _Array | None,
+    max_norm: _Reals | _Array | None, largest_moment_2: Sequence[_Array], *, alpha: _Real = 0.9,
+    beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """AMSGrad over a list: new_weights[i] = weights[i] - R (m / c1) / (sqrt(x / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights, *new_largest_moment_2)."""
 def adam_optimizer(
     R: _Reals | _Array, T: _Integers | _Array, weights: _Array, gradients: _Array, moment_1: _Array,
     moment_2: _Array, mixed_precision_weights: _Array | None = None,
@@ -716,7 +739,8 @@ def adam_optimizer_list(
     update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
     alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-    weight_decay_mode: Literal[0, 1] = 0,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None,
     out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
     outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
     workspace: _Memory | None = None,
@@ -1384,6 +1408,18 @@ def send(
     outputs: Sequence[Literal["OutputSignal"]] | None = None, workspace: _Memory | None = None,
 ) -> NDArray[np.bool]:
     """Arrays to another rank: its Recv gives Data; OutputSignal = True. Returns OutputSignal."""
+def sgd_momentum_list(
+    lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
+    mixed_precision_weights: Sequence[_Array | None] | None, loss_scale: _Reals | _Array | None,
+    gradient_norm: _Reals | _Array | None, max_norm: _Reals | _Array | None,
+    update_signal: _Booleans | _Array | None, step: _Integers | _Array, momenta: Sequence[_Array],
+    *, weight_decay: _Real = 0.0, maximize: _Boolean = False, momentum: _Real = 0.9,
+    dampening: _Real = 0.0, nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, _Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Any, tuple[Any, ...]]:
+    """Descent with momentum over a list: weights[i] = weights[i] - lr b, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights, new_step, *updated_momenta)."""
 def sgd_optimizer(
     ETA: _Reals | _Array, W: _Array, G: _Array, *,
     out: tuple[_Memory | None, _Memory | None] | None = None,
@@ -1395,11 +1431,12 @@ def sgd_optimizer_list(
     mixed_precision_weights: Sequence[_Array | None] | None = None,
     loss_scale: _Reals | _Array | None = None, gradient_norm: _Reals | _Array | None = None,
     max_norm: _Reals | _Array | None = None, update_signal: _Booleans | _Array | None = None, *,
+    weight_decay: _Real = 0.0, maximize: _Boolean = False,
     out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
     outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]] | None = None,
     workspace: _Memory | None = None,
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i] / d, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
+    """Gradient descent over a list: weights[i] = weights[i] - lr g, in place; g = gradients[i] / d. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
 def sgd_optimizer_v2(
     lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
     update_signal: _Booleans | _Array | None = None, *,
@@ -1561,11 +1598,15 @@ class AdamCodedList(Op):
     epsilon: Final[float]
     max_norm_clip: Final[float]
     do_bias_correction: Final[bool]
-    weight_decay_mode: Final[Literal[0, 1]]
+    weight_decay_mode: Final[Literal[0, 1, 2]]
+    maximize: Final[bool]
+    rounding_seed: Final[int | None]
+    bits: Final[Literal[8, 4]]
     def __init__(
         self, *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0,
         epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-        weight_decay_mode: Literal[0, 1] = 0,
+        weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+        rounding_seed: _Integer | None = None, bits: Literal[8, 4] = 8,
     ) -> None: ...
     def __call__(
         self, R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
@@ -1599,6 +1640,56 @@ class AdamCodedList(Op):
         global_gradient_norm: _Reals | _Array | None = None,
         update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
         outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+    ) -> int: ...
+
+class AdamLargestList(Op):
+    """AMSGrad over a list: new_weights[i] = weights[i] - R (m / c1) / (sqrt(x / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights, *new_largest_moment_2)."""
+    alpha: Final[float]
+    beta: Final[float]
+    lambda_: Final[float]
+    epsilon: Final[float]
+    max_norm_clip: Final[float]
+    do_bias_correction: Final[bool]
+    weight_decay_mode: Final[Literal[0, 1, 2]]
+    maximize: Final[bool]
+    rounding_seed: Final[int | None]
+    def __init__(
+        self, *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0,
+        epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+        weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+        rounding_seed: _Integer | None = None,
+    ) -> None: ...
+    def __call__(
+        self, R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
+        gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
+        mixed_precision_weights: Sequence[_Array | None] | None, loss_scale: _Reals | _Array | None,
+        global_gradient_norm: _Reals | _Array | None, update_signal: _Booleans | _Array | None,
+        max_norm: _Reals | _Array | None, largest_moment_2: Sequence[_Array], *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+    def bound(
+        self, R: _Reals | _Array | EllipsisType, T: _Integers | _Array | EllipsisType,
+        weights: Sequence[_Array] | EllipsisType, gradients: Sequence[_Array] | EllipsisType,
+        moment_1: Sequence[_Array] | EllipsisType, moment_2: Sequence[_Array] | EllipsisType,
+        mixed_precision_weights: Sequence[_Array | None] | None | EllipsisType,
+        loss_scale: _Reals | _Array | None | EllipsisType,
+        global_gradient_norm: _Reals | _Array | None | EllipsisType,
+        update_signal: _Booleans | _Array | None | EllipsisType,
+        max_norm: _Reals | _Array | None | EllipsisType,
+        largest_moment_2: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
+        gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
+        mixed_precision_weights: Sequence[_Array | None] | None, loss_scale: _Reals | _Array | None,
+        global_gradient_norm: _Reals | _Array | None, update_signal: _Booleans | _Array | None,
+        max_norm: _Reals | _Array | None, largest_moment_2: Sequence[_Array], *,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]] | None = None,
     ) -> int: ...
 
 class AdamOptimizer(Op):
@@ -1654,11 +1745,14 @@ class AdamOptimizerList(Op):
     epsilon: Final[float]
     max_norm_clip: Final[float]
     do_bias_correction: Final[bool]
-    weight_decay_mode: Final[Literal[0, 1]]
+    weight_decay_mode: Final[Literal[0, 1, 2]]
+    maximize: Final[bool]
+    rounding_seed: Final[int | None]
     def __init__(
         self, *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0,
         epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-        weight_decay_mode: Literal[0, 1] = 0,
+        weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+        rounding_seed: _Integer | None = None,
     ) -> None: ...
     def __call__(
         self, R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
@@ -3776,6 +3870,50 @@ class ResizeGrad(Op):
         outputs: Sequence[Literal["dX"]] | None = None,
     ) -> int: ...
 
+class SGDMomentumList(Op):
+    """Descent with momentum over a list: weights[i] = weights[i] - lr b, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights, new_step, *updated_momenta)."""
+    weight_decay: Final[float]
+    maximize: Final[bool]
+    momentum: Final[float]
+    dampening: Final[float]
+    nesterov: Final[bool]
+    rounding_seed: Final[int | None]
+    def __init__(
+        self, *, weight_decay: _Real = 0.0, maximize: _Boolean = False, momentum: _Real = 0.9,
+        dampening: _Real = 0.0, nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    ) -> None: ...
+    def __call__(
+        self, lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
+        mixed_precision_weights: Sequence[_Array | None] | None, loss_scale: _Reals | _Array | None,
+        gradient_norm: _Reals | _Array | None, max_norm: _Reals | _Array | None,
+        update_signal: _Booleans | _Array | None, step: _Integers | _Array,
+        momenta: Sequence[_Array], *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, _Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Any, tuple[Any, ...]]: ...
+    def bound(
+        self, lr: _Reals | _Array | EllipsisType, weights: Sequence[_Array] | EllipsisType,
+        gradients: Sequence[_Array] | EllipsisType,
+        mixed_precision_weights: Sequence[_Array | None] | None | EllipsisType,
+        loss_scale: _Reals | _Array | None | EllipsisType,
+        gradient_norm: _Reals | _Array | None | EllipsisType,
+        max_norm: _Reals | _Array | None | EllipsisType,
+        update_signal: _Booleans | _Array | None | EllipsisType,
+        step: _Integers | _Array | EllipsisType, momenta: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, _Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
+        mixed_precision_weights: Sequence[_Array | None] | None, loss_scale: _Reals | _Array | None,
+        gradient_norm: _Reals | _Array | None, max_norm: _Reals | _Array | None,
+        update_signal: _Booleans | _Array | None, step: _Integers | _Array,
+        momenta: Sequence[_Array], *,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]] | None = None,
+    ) -> int: ...
+
 class SGDOptimizer(Op):
     """Gradient descent: NW = W + NG with NG = -ETA G, each in place. Returns (NW, NG)."""
     def __init__(self) -> None: ...
@@ -3795,8 +3933,10 @@ class SGDOptimizer(Op):
     ) -> int: ...
 
 class SGDOptimizerList(Op):
-    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i] / d, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
-    def __init__(self) -> None: ...
+    """Gradient descent over a list: weights[i] = weights[i] - lr g, in place; g = gradients[i] / d. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
+    weight_decay: Final[float]
+    maximize: Final[bool]
+    def __init__(self, *, weight_decay: _Real = 0.0, maximize: _Boolean = False) -> None: ...
     def __call__(
         self, lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
         mixed_precision_weights: Sequence[_Array | None] | None = None,
