@@ -234,7 +234,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _seed_of(self, part: Part) -> int | None:
         """Return the seed of a part's roundings; None if its parameters are not bfloat16."""
-        return self.rounding_seed if part.dtype == torch.bfloat16 else None
+        is_rounded = self.rounding_seed is not None and part.parameters[0].dtype == torch.bfloat16
+        return self.rounding_seed if is_rounded else None
 
     def _update_by(
         self, kind: Any, attributes: Mapping[str, Any], numbers: Mapping[str, Any]

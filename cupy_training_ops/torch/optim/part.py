@@ -186,6 +186,7 @@ class Part:
         self._versions: list[int] | None = None  # of the states, when `is_current` was last True
         self.is_shared = any(map(is_distributed, parameters))  # sharded over ranks
         self.moments = {name: [state[name] for state in states] for name in names}
+        self.is_coded = any(own[0].dtype == torch.uint8 for own in self.moments.values())
         self._bind()
 
     def _bind(self) -> None:
@@ -207,16 +208,6 @@ class Part:
         self._watched = Watched(self._shards, [t for tensors in moments.values() for t in tensors])
         self._calls: dict[object, OpenCall] = {}
         self.norm: Tensor | None = None  # the gradient norm, if the operator computes it
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the parameters."""
-        return self.parameters[0].dtype
-
-    @property
-    def is_coded(self) -> bool:
-        """True if moments are codes."""
-        return any(tensors[0].dtype == torch.uint8 for tensors in self.moments.values())
 
     def is_current(self) -> bool:
         """Return True if the states still have the tensors of `moments` and `count`."""
