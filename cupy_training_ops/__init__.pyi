@@ -91,6 +91,7 @@ __all__ = [
     "GradientBuckets",
     "Lamb",
     "adam_coded_list",
+    "adam_largest_list",
     "adam_optimizer",
     "adam_optimizer_list",
     "adam_w_optimizer",
@@ -193,6 +194,7 @@ __all__ = [
     "relu_grad_from_bits",
     "relu_with_bits",
     "resize_grad",
+    "sgd_momentum_list",
     "sgd_optimizer",
     "sgd_optimizer_list",
     "sgd_optimizer_v2",
@@ -224,6 +226,7 @@ __all__ = [
     "yield_op",
     "zero_gradient",
     "AdamCodedList",
+    "AdamLargestList",
     "AdamOptimizer",
     "AdamOptimizerList",
     "AdamWOptimizer",
@@ -327,6 +330,7 @@ __all__ = [
     "ReluGradFromBits",
     "ReluWithBits",
     "ResizeGrad",
+    "SGDMomentumList",
     "SGDOptimizer",
     "SGDOptimizerList",
     "SGDOptimizerV2",
@@ -366,9 +370,11 @@ def compress(x: _NumPy, codec: CodecName) -> Packed[NDArray[Any]]:
 
     x: float32, float16, float64 or bfloat16 (bool too for "pack1", integers for "index4", any type
     for "sparse"), any shape, C-contiguous, NumPy (CPU provider), CuPy (CUDA provider) or anything
-    with `__dlpack__`. options: `keep_nonfinite` for "msfp15", `check` for "index4". Deterministic;
-    no copy between host and device. On a GPU a sparse codec's codes are in a buffer of
-    maximum size: `trimmed` cuts it. Raises ArgumentError and DtypeError.
+    with `__dlpack__`. options: `check` for "index4", `keep_nonfinite` for "msfp15" and
+    "msfp15_signed". Infinities and NaN are kept, and of a NaN its sign at most, by all codecs of
+    values; with keep_nonfinite=False a tile of eight with one becomes zeros, as ONNX Runtime's.
+    Deterministic; no copy between host and device. On a GPU a sparse codec's codes are in a buffer
+    of maximum size: `trimmed` cuts it. Raises ArgumentError and DtypeError.
 
     codecs
       binarize       8-bit values: 1 if x > 0 else 0, one byte
@@ -380,9 +386,9 @@ def compress(x: _NumPy, codec: CodecName) -> Packed[NDArray[Any]]:
       pack16         16-bit values: float16, round to nearest even
                      error at most: 2^-11 |x| from 2^-14, 2^-25 below; infinity from 65520
       msfp15         8-bit values: (-1)^s M 2^(E - 132), M of 6 bits, E shared by 8 values
-                     error at most: 2^-6 2^E of the tile, twice that where M saturates; below 2^-126 zero
+                     error at most: 2^-6 2^E of the tile, twice that where M saturates, 2^-4 beside infinity and NaN; below 2^-126 zero
       msfp15_signed  8-bit values: msfp15, but what is not zero has M >= 1 and keeps its sign
-                     error at most: 2^-5 2^E of the tile
+                     error at most: 2^-5 2^E of the tile, 2^-3 beside infinity and NaN
       sparse         1-bit values: one bit, and the element where any of its bits is 1
                      error at most: every bit is kept; as it is where that takes no more bytes
       sparse_fp10    1-bit values: one bit, and FP10 where any bit is 1
@@ -394,11 +400,11 @@ def compress(x: _NumPy, codec: CodecName) -> Packed[NDArray[Any]]:
       index4         4-bit values: x mod 16, two in a byte, the first in the lower half
                      error at most: 0 to 15 are exact; check=True refuses others
       block_e4m3     8.125-bit values: FP8 E4M3 of x / 2^s, s shared by 128 values; round to nearest even
-                     error at most: 2^-4 |x| from 2^(s - 6), 2^(s - 10) below; infinity becomes NaN
+                     error at most: 2^-4 |x| from 2^(s - 6), 2^(s - 10) below
       block_e5m2     8.125-bit values: FP8 E5M2 of x / 2^s, s shared by 128 values; round to nearest even
                      error at most: 2^-3 |x| from 2^(s - 14), 2^(s - 17) below
       int8           8.5-bit values: x / s rounded to an integer, s = max |x| / 127 shared by 32 values
-                     error at most: 0.51 s, and half a unit in the last place; what is not finite makes its block NaN
+                     error at most: 0.51 s, and half a unit in the last place
       int8_signed    8.5-bit values: int8, but what is not zero has a code of 1 at least and keeps its sign
                      error at most: that of int8, s below s / 2
     """
@@ -409,21 +415,21 @@ def compress(x: CupyArray, codec: CodecName) -> Packed[CupyArray]: ...
 @overload
 def compress(x: _Other, codec: CodecName) -> Packed[Any]: ...
 @overload
-def compress(x: _NumPy, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False) -> Packed[NDArray[Any]]: ...
+def compress(x: _NumPy, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = True, keep_sign: _Boolean = False) -> Packed[NDArray[Any]]: ...
 @overload
-def compress(x: Tensor[_T], codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False) -> Packed[_T]: ...
+def compress(x: Tensor[_T], codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = True, keep_sign: _Boolean = False) -> Packed[_T]: ...
 @overload
-def compress(x: CupyArray, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False) -> Packed[CupyArray]: ...
+def compress(x: CupyArray, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = True, keep_sign: _Boolean = False) -> Packed[CupyArray]: ...
 @overload
-def compress(x: _Other, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False) -> Packed[Any]: ...
+def compress(x: _Other, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = True, keep_sign: _Boolean = False) -> Packed[Any]: ...
 @overload
-def compress(x: _NumPy, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = False) -> Packed[NDArray[Any]]: ...
+def compress(x: _NumPy, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = True) -> Packed[NDArray[Any]]: ...
 @overload
-def compress(x: Tensor[_T], codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = False) -> Packed[_T]: ...
+def compress(x: Tensor[_T], codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = True) -> Packed[_T]: ...
 @overload
-def compress(x: CupyArray, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = False) -> Packed[CupyArray]: ...
+def compress(x: CupyArray, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = True) -> Packed[CupyArray]: ...
 @overload
-def compress(x: _Other, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = False) -> Packed[Any]: ...
+def compress(x: _Other, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = True) -> Packed[Any]: ...
 @overload
 def compress(x: _NumPy, codec: Literal["sparse_msfp15", "int8"], *, keep_sign: _Boolean = False) -> Packed[NDArray[Any]]: ...
 @overload
@@ -443,6 +449,8 @@ def compress(x: _Other, codec: Literal["index4"], *, check: _Boolean = False) ->
 
 @overload
 def get_op(name: Literal["AdamCodedList"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[AdamCodedList]: ...
+@overload
+def get_op(name: Literal["AdamLargestList"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[AdamLargestList]: ...
 @overload
 def get_op(name: Literal["AdamOptimizer"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[AdamOptimizer]: ...
 @overload
@@ -650,6 +658,8 @@ def get_op(name: Literal["ReluWithBits"], version: int | None = None, domain: Li
 @overload
 def get_op(name: Literal["ResizeGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[ResizeGrad]: ...
 @overload
+def get_op(name: Literal["SGDMomentumList"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[SGDMomentumList]: ...
+@overload
 def get_op(name: Literal["SGDOptimizer"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SGDOptimizer]: ...
 @overload
 def get_op(name: Literal["SGDOptimizerList"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[SGDOptimizerList]: ...
@@ -723,7 +733,8 @@ def adam_coded_list(
     update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None, *,
     alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-    weight_decay_mode: Literal[0, 1] = 0,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None, bits: Literal[8, 4] = 8,
     out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]:
@@ -737,7 +748,8 @@ def adam_coded_list(
     update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None, *,
     alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-    weight_decay_mode: Literal[0, 1] = 0,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None, bits: Literal[8, 4] = 8,
     out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
     outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
     workspace: _Memory | None = None,
@@ -752,7 +764,8 @@ def adam_coded_list(
     update_signal: _Booleans | Tensor[_T] | None = None,
     max_norm: _Reals | Tensor[_T] | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
     lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
-    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None, bits: Literal[8, 4] = 8,
     out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
@@ -766,7 +779,8 @@ def adam_coded_list(
     update_signal: _Booleans | Tensor[_T] | None = None,
     max_norm: _Reals | Tensor[_T] | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
     lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
-    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None, bits: Literal[8, 4] = 8,
     out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
     outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
     workspace: _Memory | None = None,
@@ -781,7 +795,8 @@ def adam_coded_list(
     update_signal: _Booleans | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
     *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-    weight_decay_mode: Literal[0, 1] = 0,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None, bits: Literal[8, 4] = 8,
     out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
@@ -795,7 +810,8 @@ def adam_coded_list(
     update_signal: _Booleans | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
     *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-    weight_decay_mode: Literal[0, 1] = 0,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None, bits: Literal[8, 4] = 8,
     out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
     outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
     workspace: _Memory | None = None,
@@ -809,11 +825,220 @@ def adam_coded_list(
     update_signal: _Booleans | _Other | None = None, max_norm: _Reals | _Other | None = None, *,
     alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-    weight_decay_mode: Literal[0, 1] = 0,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None, bits: Literal[8, 4] = 8,
     out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
     outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
     workspace: _Memory | None = None,
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+@overload
+def adam_largest_list(
+    R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+    gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None, loss_scale: _Reals | _NumPy | None,
+    global_gradient_norm: _Reals | _NumPy | None, update_signal: _Booleans | _NumPy | None,
+    max_norm: _Reals | _NumPy | None, largest_moment_2: Sequence[_NumPy], *, alpha: _Real = 0.9,
+    beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any, tuple[NDArray[Any], ...]]:
+    """AMSGrad over a list: new_weights[i] = weights[i] - R (m / c1) / (sqrt(x / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights, *new_largest_moment_2)."""
+@overload
+def adam_largest_list(
+    *, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+    gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+    loss_scale: _Reals | _NumPy | None = None, global_gradient_norm: _Reals | _NumPy | None = None,
+    update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None,
+    largest_moment_2: Sequence[_NumPy], alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any, tuple[NDArray[Any], ...]]: ...
+@overload
+def adam_largest_list(
+    R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+    gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None, loss_scale: _Reals | _NumPy | None,
+    global_gradient_norm: _Reals | _NumPy | None, update_signal: _Booleans | _NumPy | None,
+    max_norm: _Reals | _NumPy | None, largest_moment_2: Sequence[_NumPy], *, alpha: _Real = 0.9,
+    beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any, tuple[NDArray[Any], ...] | Any]: ...
+@overload
+def adam_largest_list(
+    *, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+    gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+    loss_scale: _Reals | _NumPy | None = None, global_gradient_norm: _Reals | _NumPy | None = None,
+    update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None,
+    largest_moment_2: Sequence[_NumPy], alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any, tuple[NDArray[Any], ...] | Any]: ...
+@overload
+def adam_largest_list(
+    R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+    gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]], moment_2: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None,
+    loss_scale: _Reals | Tensor[_T] | None, global_gradient_norm: _Reals | Tensor[_T] | None,
+    update_signal: _Booleans | Tensor[_T] | None, max_norm: _Reals | Tensor[_T] | None,
+    largest_moment_2: Sequence[Tensor[_T]], *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any, tuple[_T, ...]]: ...
+@overload
+def adam_largest_list(
+    *, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+    gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]], moment_2: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None,
+    global_gradient_norm: _Reals | Tensor[_T] | None = None,
+    update_signal: _Booleans | Tensor[_T] | None = None,
+    max_norm: _Reals | Tensor[_T] | None = None, largest_moment_2: Sequence[Tensor[_T]],
+    alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
+    max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any, tuple[_T, ...]]: ...
+@overload
+def adam_largest_list(
+    R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+    gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]], moment_2: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None,
+    loss_scale: _Reals | Tensor[_T] | None, global_gradient_norm: _Reals | Tensor[_T] | None,
+    update_signal: _Booleans | Tensor[_T] | None, max_norm: _Reals | Tensor[_T] | None,
+    largest_moment_2: Sequence[Tensor[_T]], *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any, tuple[_T, ...] | Any]: ...
+@overload
+def adam_largest_list(
+    *, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+    gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]], moment_2: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None,
+    global_gradient_norm: _Reals | Tensor[_T] | None = None,
+    update_signal: _Booleans | Tensor[_T] | None = None,
+    max_norm: _Reals | Tensor[_T] | None = None, largest_moment_2: Sequence[Tensor[_T]],
+    alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
+    max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any, tuple[_T, ...] | Any]: ...
+@overload
+def adam_largest_list(
+    R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray], moment_2: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None,
+    loss_scale: _Reals | CupyArray | None, global_gradient_norm: _Reals | CupyArray | None,
+    update_signal: _Booleans | CupyArray | None, max_norm: _Reals | CupyArray | None,
+    largest_moment_2: Sequence[CupyArray], *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any, tuple[CupyArray, ...]]: ...
+@overload
+def adam_largest_list(
+    *, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray], moment_2: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+    loss_scale: _Reals | CupyArray | None = None,
+    global_gradient_norm: _Reals | CupyArray | None = None,
+    update_signal: _Booleans | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
+    largest_moment_2: Sequence[CupyArray], alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any, tuple[CupyArray, ...]]: ...
+@overload
+def adam_largest_list(
+    R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray], moment_2: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None,
+    loss_scale: _Reals | CupyArray | None, global_gradient_norm: _Reals | CupyArray | None,
+    update_signal: _Booleans | CupyArray | None, max_norm: _Reals | CupyArray | None,
+    largest_moment_2: Sequence[CupyArray], *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any, tuple[CupyArray, ...] | Any]: ...
+@overload
+def adam_largest_list(
+    *, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray], moment_2: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+    loss_scale: _Reals | CupyArray | None = None,
+    global_gradient_norm: _Reals | CupyArray | None = None,
+    update_signal: _Booleans | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
+    largest_moment_2: Sequence[CupyArray], alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any, tuple[CupyArray, ...] | Any]: ...
+@overload
+def adam_largest_list(
+    R: _Reals | _Other, T: _Integers | _Other, weights: Sequence[_Other],
+    gradients: Sequence[_Other], moment_1: Sequence[_Other], moment_2: Sequence[_Other],
+    mixed_precision_weights: Sequence[_Other | None] | None, loss_scale: _Reals | _Other | None,
+    global_gradient_norm: _Reals | _Other | None, update_signal: _Booleans | _Other | None,
+    max_norm: _Reals | _Other | None, largest_moment_2: Sequence[_Other], *, alpha: _Real = 0.9,
+    beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+@overload
+def adam_largest_list(
+    *, R: _Reals | _Other, T: _Integers | _Other, weights: Sequence[_Other],
+    gradients: Sequence[_Other], moment_1: Sequence[_Other], moment_2: Sequence[_Other],
+    mixed_precision_weights: Sequence[_Other | None] | None = None,
+    loss_scale: _Reals | _Other | None = None, global_gradient_norm: _Reals | _Other | None = None,
+    update_signal: _Booleans | _Other | None = None, max_norm: _Reals | _Other | None = None,
+    largest_moment_2: Sequence[_Other], alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
 @overload
 def adam_optimizer(
     R: _Reals | _NumPy, T: _Integers | _NumPy, weights: _NumPy, gradients: _NumPy, moment_1: _NumPy,
@@ -909,7 +1134,8 @@ def adam_optimizer_list(
     update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None, *,
     alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-    weight_decay_mode: Literal[0, 1] = 0,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None,
     out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]:
@@ -923,7 +1149,8 @@ def adam_optimizer_list(
     update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None, *,
     alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-    weight_decay_mode: Literal[0, 1] = 0,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None,
     out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
     outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
     workspace: _Memory | None = None,
@@ -938,7 +1165,8 @@ def adam_optimizer_list(
     update_signal: _Booleans | Tensor[_T] | None = None,
     max_norm: _Reals | Tensor[_T] | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
     lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
-    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
     out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
@@ -952,7 +1180,8 @@ def adam_optimizer_list(
     update_signal: _Booleans | Tensor[_T] | None = None,
     max_norm: _Reals | Tensor[_T] | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
     lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
-    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1, 2] = 0,
+    maximize: _Boolean = False, rounding_seed: _Integer | None = None,
     out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
     outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
     workspace: _Memory | None = None,
@@ -967,7 +1196,8 @@ def adam_optimizer_list(
     update_signal: _Booleans | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
     *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-    weight_decay_mode: Literal[0, 1] = 0,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None,
     out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
@@ -981,7 +1211,8 @@ def adam_optimizer_list(
     update_signal: _Booleans | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
     *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-    weight_decay_mode: Literal[0, 1] = 0,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None,
     out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
     outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]],
     workspace: _Memory | None = None,
@@ -995,7 +1226,8 @@ def adam_optimizer_list(
     update_signal: _Booleans | _Other | None = None, max_norm: _Reals | _Other | None = None, *,
     alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
     max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-    weight_decay_mode: Literal[0, 1] = 0,
+    weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+    rounding_seed: _Integer | None = None,
     out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
     outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
     workspace: _Memory | None = None,
@@ -4469,6 +4701,182 @@ def send(
     outputs: Sequence[Literal["OutputSignal"]] | None = None, workspace: _Memory | None = None,
 ) -> Any: ...
 @overload
+def sgd_momentum_list(
+    lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None, loss_scale: _Reals | _NumPy | None,
+    gradient_norm: _Reals | _NumPy | None, max_norm: _Reals | _NumPy | None,
+    update_signal: _Booleans | _NumPy | None, step: _Integers | _NumPy, momenta: Sequence[_NumPy],
+    *, weight_decay: _Real = 0.0, maximize: _Boolean = False, momentum: _Real = 0.9,
+    dampening: _Real = 0.0, nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any, NDArray[Any] | Any, tuple[NDArray[Any], ...]]:
+    """Descent with momentum over a list: weights[i] = weights[i] - lr b, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights, new_step, *updated_momenta)."""
+@overload
+def sgd_momentum_list(
+    *, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+    loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
+    max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None,
+    step: _Integers | _NumPy, momenta: Sequence[_NumPy], weight_decay: _Real = 0.0,
+    maximize: _Boolean = False, momentum: _Real = 0.9, dampening: _Real = 0.0,
+    nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any, NDArray[Any] | Any, tuple[NDArray[Any], ...]]: ...
+@overload
+def sgd_momentum_list(
+    lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None, loss_scale: _Reals | _NumPy | None,
+    gradient_norm: _Reals | _NumPy | None, max_norm: _Reals | _NumPy | None,
+    update_signal: _Booleans | _NumPy | None, step: _Integers | _NumPy, momenta: Sequence[_NumPy],
+    *, weight_decay: _Real = 0.0, maximize: _Boolean = False, momentum: _Real = 0.9,
+    dampening: _Real = 0.0, nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any, NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any]: ...
+@overload
+def sgd_momentum_list(
+    *, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+    mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+    loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
+    max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None,
+    step: _Integers | _NumPy, momenta: Sequence[_NumPy], weight_decay: _Real = 0.0,
+    maximize: _Boolean = False, momentum: _Real = 0.9, dampening: _Real = 0.0,
+    nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any, NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any]: ...
+@overload
+def sgd_momentum_list(
+    lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None,
+    loss_scale: _Reals | Tensor[_T] | None, gradient_norm: _Reals | Tensor[_T] | None,
+    max_norm: _Reals | Tensor[_T] | None, update_signal: _Booleans | Tensor[_T] | None,
+    step: _Integers | Tensor[_T], momenta: Sequence[Tensor[_T]], *, weight_decay: _Real = 0.0,
+    maximize: _Boolean = False, momentum: _Real = 0.9, dampening: _Real = 0.0,
+    nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...], tuple[_T | Any, ...] | Any, _T | Any, tuple[_T, ...]]: ...
+@overload
+def sgd_momentum_list(
+    *, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None, gradient_norm: _Reals | Tensor[_T] | None = None,
+    max_norm: _Reals | Tensor[_T] | None = None,
+    update_signal: _Booleans | Tensor[_T] | None = None, step: _Integers | Tensor[_T],
+    momenta: Sequence[Tensor[_T]], weight_decay: _Real = 0.0, maximize: _Boolean = False,
+    momentum: _Real = 0.9, dampening: _Real = 0.0, nesterov: _Boolean = False,
+    rounding_seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...], tuple[_T | Any, ...] | Any, _T | Any, tuple[_T, ...]]: ...
+@overload
+def sgd_momentum_list(
+    lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None,
+    loss_scale: _Reals | Tensor[_T] | None, gradient_norm: _Reals | Tensor[_T] | None,
+    max_norm: _Reals | Tensor[_T] | None, update_signal: _Booleans | Tensor[_T] | None,
+    step: _Integers | Tensor[_T], momenta: Sequence[Tensor[_T]], *, weight_decay: _Real = 0.0,
+    maximize: _Boolean = False, momentum: _Real = 0.9, dampening: _Real = 0.0,
+    nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any, _T | Any, tuple[_T, ...] | Any]: ...
+@overload
+def sgd_momentum_list(
+    *, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]],
+    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    loss_scale: _Reals | Tensor[_T] | None = None, gradient_norm: _Reals | Tensor[_T] | None = None,
+    max_norm: _Reals | Tensor[_T] | None = None,
+    update_signal: _Booleans | Tensor[_T] | None = None, step: _Integers | Tensor[_T],
+    momenta: Sequence[Tensor[_T]], weight_decay: _Real = 0.0, maximize: _Boolean = False,
+    momentum: _Real = 0.9, dampening: _Real = 0.0, nesterov: _Boolean = False,
+    rounding_seed: _Integer | None = None,
+    out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any, _T | Any, tuple[_T, ...] | Any]: ...
+@overload
+def sgd_momentum_list(
+    lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None,
+    loss_scale: _Reals | CupyArray | None, gradient_norm: _Reals | CupyArray | None,
+    max_norm: _Reals | CupyArray | None, update_signal: _Booleans | CupyArray | None,
+    step: _Integers | CupyArray, momenta: Sequence[CupyArray], *, weight_decay: _Real = 0.0,
+    maximize: _Boolean = False, momentum: _Real = 0.9, dampening: _Real = 0.0,
+    nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, CupyArray | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any, CupyArray | Any, tuple[CupyArray, ...]]: ...
+@overload
+def sgd_momentum_list(
+    *, lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+    loss_scale: _Reals | CupyArray | None = None, gradient_norm: _Reals | CupyArray | None = None,
+    max_norm: _Reals | CupyArray | None = None, update_signal: _Booleans | CupyArray | None = None,
+    step: _Integers | CupyArray, momenta: Sequence[CupyArray], weight_decay: _Real = 0.0,
+    maximize: _Boolean = False, momentum: _Real = 0.9, dampening: _Real = 0.0,
+    nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, CupyArray | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any, CupyArray | Any, tuple[CupyArray, ...]]: ...
+@overload
+def sgd_momentum_list(
+    lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None,
+    loss_scale: _Reals | CupyArray | None, gradient_norm: _Reals | CupyArray | None,
+    max_norm: _Reals | CupyArray | None, update_signal: _Booleans | CupyArray | None,
+    step: _Integers | CupyArray, momenta: Sequence[CupyArray], *, weight_decay: _Real = 0.0,
+    maximize: _Boolean = False, momentum: _Real = 0.9, dampening: _Real = 0.0,
+    nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, CupyArray | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any, CupyArray | Any, tuple[CupyArray, ...] | Any]: ...
+@overload
+def sgd_momentum_list(
+    *, lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+    mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+    loss_scale: _Reals | CupyArray | None = None, gradient_norm: _Reals | CupyArray | None = None,
+    max_norm: _Reals | CupyArray | None = None, update_signal: _Booleans | CupyArray | None = None,
+    step: _Integers | CupyArray, momenta: Sequence[CupyArray], weight_decay: _Real = 0.0,
+    maximize: _Boolean = False, momentum: _Real = 0.9, dampening: _Real = 0.0,
+    nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, CupyArray | None, tuple[CupyArray | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any, CupyArray | Any, tuple[CupyArray, ...] | Any]: ...
+@overload
+def sgd_momentum_list(
+    lr: _Reals | _Other, weights: Sequence[_Other], gradients: Sequence[_Other],
+    mixed_precision_weights: Sequence[_Other | None] | None, loss_scale: _Reals | _Other | None,
+    gradient_norm: _Reals | _Other | None, max_norm: _Reals | _Other | None,
+    update_signal: _Booleans | _Other | None, step: _Integers | _Other, momenta: Sequence[_Other],
+    *, weight_decay: _Real = 0.0, maximize: _Boolean = False, momentum: _Real = 0.9,
+    dampening: _Real = 0.0, nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, _Other | None, tuple[_Other | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Any, tuple[Any, ...]]: ...
+@overload
+def sgd_momentum_list(
+    *, lr: _Reals | _Other, weights: Sequence[_Other], gradients: Sequence[_Other],
+    mixed_precision_weights: Sequence[_Other | None] | None = None,
+    loss_scale: _Reals | _Other | None = None, gradient_norm: _Reals | _Other | None = None,
+    max_norm: _Reals | _Other | None = None, update_signal: _Booleans | _Other | None = None,
+    step: _Integers | _Other, momenta: Sequence[_Other], weight_decay: _Real = 0.0,
+    maximize: _Boolean = False, momentum: _Real = 0.9, dampening: _Real = 0.0,
+    nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, _Other | None, tuple[_Other | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Any, tuple[Any, ...]]: ...
+@overload
 def sgd_optimizer(
     ETA: _Reals | _NumPy, W: _NumPy, G: _NumPy, *,
     out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
@@ -4517,16 +4925,18 @@ def sgd_optimizer_list(
     mixed_precision_weights: Sequence[_NumPy | None] | None = None,
     loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
     max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None, *,
+    weight_decay: _Real = 0.0, maximize: _Boolean = False,
     out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any]:
-    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i] / d, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
+    """Gradient descent over a list: weights[i] = weights[i] - lr g, in place; g = gradients[i] / d. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
 @overload
 def sgd_optimizer_list(
     lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
     mixed_precision_weights: Sequence[_NumPy | None] | None = None,
     loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
     max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None, *,
+    weight_decay: _Real = 0.0, maximize: _Boolean = False,
     out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
     outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]],
     workspace: _Memory | None = None,
@@ -4537,7 +4947,8 @@ def sgd_optimizer_list(
     mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
     loss_scale: _Reals | Tensor[_T] | None = None, gradient_norm: _Reals | Tensor[_T] | None = None,
     max_norm: _Reals | Tensor[_T] | None = None,
-    update_signal: _Booleans | Tensor[_T] | None = None, *,
+    update_signal: _Booleans | Tensor[_T] | None = None, *, weight_decay: _Real = 0.0,
+    maximize: _Boolean = False,
     out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T | Any, ...] | Any]: ...
@@ -4547,7 +4958,8 @@ def sgd_optimizer_list(
     mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
     loss_scale: _Reals | Tensor[_T] | None = None, gradient_norm: _Reals | Tensor[_T] | None = None,
     max_norm: _Reals | Tensor[_T] | None = None,
-    update_signal: _Booleans | Tensor[_T] | None = None, *,
+    update_signal: _Booleans | Tensor[_T] | None = None, *, weight_decay: _Real = 0.0,
+    maximize: _Boolean = False,
     out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
     outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]],
     workspace: _Memory | None = None,
@@ -4558,7 +4970,7 @@ def sgd_optimizer_list(
     mixed_precision_weights: Sequence[CupyArray | None] | None = None,
     loss_scale: _Reals | CupyArray | None = None, gradient_norm: _Reals | CupyArray | None = None,
     max_norm: _Reals | CupyArray | None = None, update_signal: _Booleans | CupyArray | None = None,
-    *,
+    *, weight_decay: _Real = 0.0, maximize: _Boolean = False,
     out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any]: ...
@@ -4568,7 +4980,7 @@ def sgd_optimizer_list(
     mixed_precision_weights: Sequence[CupyArray | None] | None = None,
     loss_scale: _Reals | CupyArray | None = None, gradient_norm: _Reals | CupyArray | None = None,
     max_norm: _Reals | CupyArray | None = None, update_signal: _Booleans | CupyArray | None = None,
-    *,
+    *, weight_decay: _Real = 0.0, maximize: _Boolean = False,
     out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
     outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]],
     workspace: _Memory | None = None,
@@ -4579,6 +4991,7 @@ def sgd_optimizer_list(
     mixed_precision_weights: Sequence[_Other | None] | None = None,
     loss_scale: _Reals | _Other | None = None, gradient_norm: _Reals | _Other | None = None,
     max_norm: _Reals | _Other | None = None, update_signal: _Booleans | _Other | None = None, *,
+    weight_decay: _Real = 0.0, maximize: _Boolean = False,
     out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
     outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]] | None = None,
     workspace: _Memory | None = None,
@@ -5347,11 +5760,15 @@ class AdamCodedList(Op):
     epsilon: Final[float]
     max_norm_clip: Final[float]
     do_bias_correction: Final[bool]
-    weight_decay_mode: Final[Literal[0, 1]]
+    weight_decay_mode: Final[Literal[0, 1, 2]]
+    maximize: Final[bool]
+    rounding_seed: Final[int | None]
+    bits: Final[Literal[8, 4]]
     def __init__(
         self, *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0,
         epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-        weight_decay_mode: Literal[0, 1] = 0,
+        weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+        rounding_seed: _Integer | None = None, bits: Literal[8, 4] = 8,
     ) -> None: ...
     @overload
     def __call__(
@@ -5463,6 +5880,216 @@ class AdamCodedList(Op):
         global_gradient_norm: _Reals | _Array | None = None,
         update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
         outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+    ) -> int: ...
+
+class AdamLargestList(Op):
+    """AMSGrad over a list: new_weights[i] = weights[i] - R (m / c1) / (sqrt(x / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights, *new_largest_moment_2)."""
+    alpha: Final[float]
+    beta: Final[float]
+    lambda_: Final[float]
+    epsilon: Final[float]
+    max_norm_clip: Final[float]
+    do_bias_correction: Final[bool]
+    weight_decay_mode: Final[Literal[0, 1, 2]]
+    maximize: Final[bool]
+    rounding_seed: Final[int | None]
+    def __init__(
+        self, *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0,
+        epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+        weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+        rounding_seed: _Integer | None = None,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None, loss_scale: _Reals | _NumPy | None,
+        global_gradient_norm: _Reals | _NumPy | None, update_signal: _Booleans | _NumPy | None,
+        max_norm: _Reals | _NumPy | None, largest_moment_2: Sequence[_NumPy], *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any, tuple[NDArray[Any], ...]]: ...
+    @overload
+    def __call__(
+        self, *, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        loss_scale: _Reals | _NumPy | None = None,
+        global_gradient_norm: _Reals | _NumPy | None = None,
+        update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None,
+        largest_moment_2: Sequence[_NumPy],
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any, tuple[NDArray[Any], ...]]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None, loss_scale: _Reals | _NumPy | None,
+        global_gradient_norm: _Reals | _NumPy | None, update_signal: _Booleans | _NumPy | None,
+        max_norm: _Reals | _NumPy | None, largest_moment_2: Sequence[_NumPy], *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any, tuple[NDArray[Any], ...] | Any]: ...
+    @overload
+    def __call__(
+        self, *, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        loss_scale: _Reals | _NumPy | None = None,
+        global_gradient_norm: _Reals | _NumPy | None = None,
+        update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None,
+        largest_moment_2: Sequence[_NumPy],
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any, tuple[NDArray[Any], ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]],
+        moment_2: Sequence[Tensor[_T]], mixed_precision_weights: Sequence[Tensor[_T] | None] | None,
+        loss_scale: _Reals | Tensor[_T] | None, global_gradient_norm: _Reals | Tensor[_T] | None,
+        update_signal: _Booleans | Tensor[_T] | None, max_norm: _Reals | Tensor[_T] | None,
+        largest_moment_2: Sequence[Tensor[_T]], *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any, tuple[_T, ...]]: ...
+    @overload
+    def __call__(
+        self, *, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]],
+        moment_2: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        global_gradient_norm: _Reals | Tensor[_T] | None = None,
+        update_signal: _Booleans | Tensor[_T] | None = None,
+        max_norm: _Reals | Tensor[_T] | None = None, largest_moment_2: Sequence[Tensor[_T]],
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any, tuple[_T, ...]]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]],
+        moment_2: Sequence[Tensor[_T]], mixed_precision_weights: Sequence[Tensor[_T] | None] | None,
+        loss_scale: _Reals | Tensor[_T] | None, global_gradient_norm: _Reals | Tensor[_T] | None,
+        update_signal: _Booleans | Tensor[_T] | None, max_norm: _Reals | Tensor[_T] | None,
+        largest_moment_2: Sequence[Tensor[_T]], *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any, tuple[_T, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, *, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]],
+        moment_2: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        global_gradient_norm: _Reals | Tensor[_T] | None = None,
+        update_signal: _Booleans | Tensor[_T] | None = None,
+        max_norm: _Reals | Tensor[_T] | None = None, largest_moment_2: Sequence[Tensor[_T]],
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any, tuple[_T, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray],
+        moment_2: Sequence[CupyArray], mixed_precision_weights: Sequence[CupyArray | None] | None,
+        loss_scale: _Reals | CupyArray | None, global_gradient_norm: _Reals | CupyArray | None,
+        update_signal: _Booleans | CupyArray | None, max_norm: _Reals | CupyArray | None,
+        largest_moment_2: Sequence[CupyArray], *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any, tuple[CupyArray, ...]]: ...
+    @overload
+    def __call__(
+        self, *, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray],
+        moment_2: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        global_gradient_norm: _Reals | CupyArray | None = None,
+        update_signal: _Booleans | CupyArray | None = None,
+        max_norm: _Reals | CupyArray | None = None, largest_moment_2: Sequence[CupyArray],
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any, tuple[CupyArray, ...]]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray],
+        moment_2: Sequence[CupyArray], mixed_precision_weights: Sequence[CupyArray | None] | None,
+        loss_scale: _Reals | CupyArray | None, global_gradient_norm: _Reals | CupyArray | None,
+        update_signal: _Booleans | CupyArray | None, max_norm: _Reals | CupyArray | None,
+        largest_moment_2: Sequence[CupyArray], *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any, tuple[CupyArray, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, *, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray],
+        moment_2: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        global_gradient_norm: _Reals | CupyArray | None = None,
+        update_signal: _Booleans | CupyArray | None = None,
+        max_norm: _Reals | CupyArray | None = None, largest_moment_2: Sequence[CupyArray],
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any, tuple[CupyArray, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, R: _Reals | _Other, T: _Integers | _Other, weights: Sequence[_Other],
+        gradients: Sequence[_Other], moment_1: Sequence[_Other], moment_2: Sequence[_Other],
+        mixed_precision_weights: Sequence[_Other | None] | None, loss_scale: _Reals | _Other | None,
+        global_gradient_norm: _Reals | _Other | None, update_signal: _Booleans | _Other | None,
+        max_norm: _Reals | _Other | None, largest_moment_2: Sequence[_Other], *,
+        out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+    @overload
+    def __call__(
+        self, *, R: _Reals | _Other, T: _Integers | _Other, weights: Sequence[_Other],
+        gradients: Sequence[_Other], moment_1: Sequence[_Other], moment_2: Sequence[_Other],
+        mixed_precision_weights: Sequence[_Other | None] | None = None,
+        loss_scale: _Reals | _Other | None = None,
+        global_gradient_norm: _Reals | _Other | None = None,
+        update_signal: _Booleans | _Other | None = None, max_norm: _Reals | _Other | None = None,
+        largest_moment_2: Sequence[_Other],
+        out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+    def bound(
+        self, R: _Reals | _Array | EllipsisType, T: _Integers | _Array | EllipsisType,
+        weights: Sequence[_Array] | EllipsisType, gradients: Sequence[_Array] | EllipsisType,
+        moment_1: Sequence[_Array] | EllipsisType, moment_2: Sequence[_Array] | EllipsisType,
+        mixed_precision_weights: Sequence[_Array | None] | None | EllipsisType,
+        loss_scale: _Reals | _Array | None | EllipsisType,
+        global_gradient_norm: _Reals | _Array | None | EllipsisType,
+        update_signal: _Booleans | _Array | None | EllipsisType,
+        max_norm: _Reals | _Array | None | EllipsisType,
+        largest_moment_2: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
+        gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
+        mixed_precision_weights: Sequence[_Array | None] | None, loss_scale: _Reals | _Array | None,
+        global_gradient_norm: _Reals | _Array | None, update_signal: _Booleans | _Array | None,
+        max_norm: _Reals | _Array | None, largest_moment_2: Sequence[_Array], *,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights", "new_largest_moment_2"]] | None = None,
     ) -> int: ...
 
 class AdamOptimizer(Op):
@@ -5586,11 +6213,14 @@ class AdamOptimizerList(Op):
     epsilon: Final[float]
     max_norm_clip: Final[float]
     do_bias_correction: Final[bool]
-    weight_decay_mode: Final[Literal[0, 1]]
+    weight_decay_mode: Final[Literal[0, 1, 2]]
+    maximize: Final[bool]
+    rounding_seed: Final[int | None]
     def __init__(
         self, *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0,
         epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
-        weight_decay_mode: Literal[0, 1] = 0,
+        weight_decay_mode: Literal[0, 1, 2] = 0, maximize: _Boolean = False,
+        rounding_seed: _Integer | None = None,
     ) -> None: ...
     @overload
     def __call__(
@@ -10150,6 +10780,200 @@ class ResizeGrad(Op):
         outputs: Sequence[Literal["dX"]] | None = None,
     ) -> int: ...
 
+class SGDMomentumList(Op):
+    """Descent with momentum over a list: weights[i] = weights[i] - lr b, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights, new_step, *updated_momenta)."""
+    weight_decay: Final[float]
+    maximize: Final[bool]
+    momentum: Final[float]
+    dampening: Final[float]
+    nesterov: Final[bool]
+    rounding_seed: Final[int | None]
+    def __init__(
+        self, *, weight_decay: _Real = 0.0, maximize: _Boolean = False, momentum: _Real = 0.9,
+        dampening: _Real = 0.0, nesterov: _Boolean = False, rounding_seed: _Integer | None = None,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None, loss_scale: _Reals | _NumPy | None,
+        gradient_norm: _Reals | _NumPy | None, max_norm: _Reals | _NumPy | None,
+        update_signal: _Booleans | _NumPy | None, step: _Integers | _NumPy,
+        momenta: Sequence[_NumPy], *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any, NDArray[Any] | Any, tuple[NDArray[Any], ...]]: ...
+    @overload
+    def __call__(
+        self, *, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
+        max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None,
+        step: _Integers | _NumPy, momenta: Sequence[_NumPy],
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any, NDArray[Any] | Any, tuple[NDArray[Any], ...]]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None, loss_scale: _Reals | _NumPy | None,
+        gradient_norm: _Reals | _NumPy | None, max_norm: _Reals | _NumPy | None,
+        update_signal: _Booleans | _NumPy | None, step: _Integers | _NumPy,
+        momenta: Sequence[_NumPy], *,
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any, NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any]: ...
+    @overload
+    def __call__(
+        self, *, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+        mixed_precision_weights: Sequence[_NumPy | None] | None = None,
+        loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
+        max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None,
+        step: _Integers | _NumPy, momenta: Sequence[_NumPy],
+        out: tuple[NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None, tuple[NDArray[Any] | None, ...] | None, NDArray[Any] | None, tuple[NDArray[Any] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any, NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None,
+        loss_scale: _Reals | Tensor[_T] | None, gradient_norm: _Reals | Tensor[_T] | None,
+        max_norm: _Reals | Tensor[_T] | None, update_signal: _Booleans | Tensor[_T] | None,
+        step: _Integers | Tensor[_T], momenta: Sequence[Tensor[_T]], *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T | Any, ...] | Any, _T | Any, tuple[_T, ...]]: ...
+    @overload
+    def __call__(
+        self, *, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        gradient_norm: _Reals | Tensor[_T] | None = None,
+        max_norm: _Reals | Tensor[_T] | None = None,
+        update_signal: _Booleans | Tensor[_T] | None = None, step: _Integers | Tensor[_T],
+        momenta: Sequence[Tensor[_T]],
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T | Any, ...] | Any, _T | Any, tuple[_T, ...]]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None,
+        loss_scale: _Reals | Tensor[_T] | None, gradient_norm: _Reals | Tensor[_T] | None,
+        max_norm: _Reals | Tensor[_T] | None, update_signal: _Booleans | Tensor[_T] | None,
+        step: _Integers | Tensor[_T], momenta: Sequence[Tensor[_T]], *,
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any, _T | Any, tuple[_T, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, *, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]],
+        mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+        loss_scale: _Reals | Tensor[_T] | None = None,
+        gradient_norm: _Reals | Tensor[_T] | None = None,
+        max_norm: _Reals | Tensor[_T] | None = None,
+        update_signal: _Booleans | Tensor[_T] | None = None, step: _Integers | Tensor[_T],
+        momenta: Sequence[Tensor[_T]],
+        out: tuple[Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None, tuple[Tensor[_T] | None, ...] | None, Tensor[_T] | None, tuple[Tensor[_T] | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any, _T | Any, tuple[_T, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None,
+        loss_scale: _Reals | CupyArray | None, gradient_norm: _Reals | CupyArray | None,
+        max_norm: _Reals | CupyArray | None, update_signal: _Booleans | CupyArray | None,
+        step: _Integers | CupyArray, momenta: Sequence[CupyArray], *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, CupyArray | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any, CupyArray | Any, tuple[CupyArray, ...]]: ...
+    @overload
+    def __call__(
+        self, *, lr: _Reals | CupyArray, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        gradient_norm: _Reals | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
+        update_signal: _Booleans | CupyArray | None = None, step: _Integers | CupyArray,
+        momenta: Sequence[CupyArray],
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, CupyArray | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any, CupyArray | Any, tuple[CupyArray, ...]]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None,
+        loss_scale: _Reals | CupyArray | None, gradient_norm: _Reals | CupyArray | None,
+        max_norm: _Reals | CupyArray | None, update_signal: _Booleans | CupyArray | None,
+        step: _Integers | CupyArray, momenta: Sequence[CupyArray], *,
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, CupyArray | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any, CupyArray | Any, tuple[CupyArray, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, *, lr: _Reals | CupyArray, weights: Sequence[CupyArray],
+        gradients: Sequence[CupyArray],
+        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        loss_scale: _Reals | CupyArray | None = None,
+        gradient_norm: _Reals | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
+        update_signal: _Booleans | CupyArray | None = None, step: _Integers | CupyArray,
+        momenta: Sequence[CupyArray],
+        out: tuple[CupyArray | None, tuple[CupyArray | None, ...] | None, tuple[CupyArray | None, ...] | None, CupyArray | None, tuple[CupyArray | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any, CupyArray | Any, tuple[CupyArray, ...] | Any]: ...
+    @overload
+    def __call__(
+        self, lr: _Reals | _Other, weights: Sequence[_Other], gradients: Sequence[_Other],
+        mixed_precision_weights: Sequence[_Other | None] | None, loss_scale: _Reals | _Other | None,
+        gradient_norm: _Reals | _Other | None, max_norm: _Reals | _Other | None,
+        update_signal: _Booleans | _Other | None, step: _Integers | _Other,
+        momenta: Sequence[_Other], *,
+        out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, _Other | None, tuple[_Other | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Any, tuple[Any, ...]]: ...
+    @overload
+    def __call__(
+        self, *, lr: _Reals | _Other, weights: Sequence[_Other], gradients: Sequence[_Other],
+        mixed_precision_weights: Sequence[_Other | None] | None = None,
+        loss_scale: _Reals | _Other | None = None, gradient_norm: _Reals | _Other | None = None,
+        max_norm: _Reals | _Other | None = None, update_signal: _Booleans | _Other | None = None,
+        step: _Integers | _Other, momenta: Sequence[_Other],
+        out: tuple[_Other | None, tuple[_Other | None, ...] | None, tuple[_Other | None, ...] | None, _Other | None, tuple[_Other | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Any, tuple[Any, ...]]: ...
+    def bound(
+        self, lr: _Reals | _Array | EllipsisType, weights: Sequence[_Array] | EllipsisType,
+        gradients: Sequence[_Array] | EllipsisType,
+        mixed_precision_weights: Sequence[_Array | None] | None | EllipsisType,
+        loss_scale: _Reals | _Array | None | EllipsisType,
+        gradient_norm: _Reals | _Array | None | EllipsisType,
+        max_norm: _Reals | _Array | None | EllipsisType,
+        update_signal: _Booleans | _Array | None | EllipsisType,
+        step: _Integers | _Array | EllipsisType, momenta: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, _Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
+        mixed_precision_weights: Sequence[_Array | None] | None, loss_scale: _Reals | _Array | None,
+        gradient_norm: _Reals | _Array | None, max_norm: _Reals | _Array | None,
+        update_signal: _Booleans | _Array | None, step: _Integers | _Array,
+        momenta: Sequence[_Array], *,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights", "new_step", "updated_momenta"]] | None = None,
+    ) -> int: ...
+
 class SGDOptimizer(Op):
     """Gradient descent: NW = W + NG with NG = -ETA G, each in place. Returns (NW, NG)."""
     def __init__(self) -> None: ...
@@ -10206,8 +11030,10 @@ class SGDOptimizer(Op):
     ) -> int: ...
 
 class SGDOptimizerList(Op):
-    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i] / d, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
-    def __init__(self) -> None: ...
+    """Gradient descent over a list: weights[i] = weights[i] - lr g, in place; g = gradients[i] / d. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
+    weight_decay: Final[float]
+    maximize: Final[bool]
+    def __init__(self, *, weight_decay: _Real = 0.0, maximize: _Boolean = False) -> None: ...
     @overload
     def __call__(
         self, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from .declare.facts import Count, Slot, Struct, TypeSlot, address, double, i32, i64, u32, u64
 from .dtypes import ELEMENT_TYPES
+from .rules import philox
 
 WARP = 32
 MAX_THREADS = 1024  # of a block
@@ -39,6 +40,11 @@ ONNX_BOOL = _ONNX["bool"]
 ONNX_INT32, ONNX_UINT32, ONNX_UINT64 = _ONNX["int32"], _ONNX["uint32"], _ONNX["uint64"]
 ONNX_FLOAT16, ONNX_BFLOAT16 = _ONNX["float16"], _ONNX["bfloat16"]
 ONNX_FLOAT32, ONNX_FLOAT64 = _ONNX["float32"], _ONNX["float64"]
+
+# Philox 4x32-10, words at random by a counter and a key.
+N_WORDS, ROUNDS = philox.N_WORDS, philox.ROUNDS
+MULTIPLIER_0, MULTIPLIER_2 = philox.MULTIPLIER_0, philox.MULTIPLIER_2
+KEY_STEP_0, KEY_STEP_1 = philox.KEY_STEP_0, philox.KEY_STEP_1
 
 SUMS_NBYTES = 16  # a block's, of a norm: one of double, three of float
 

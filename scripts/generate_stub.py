@@ -195,7 +195,7 @@ def codecs() -> Iterator[str]:
     groups: dict[str, list[str]] = {}
     for name, codec in cto.CODECS.items():
         open_ones = (a for a in codec.encoder.attributes if a.name not in codec.fixed)
-        options = "".join(f", {keyword(codec.encoder, a)}" for a in open_ones)
+        options = "".join(f", {keyword(codec.encoder, a, codec.defaults)}" for a in open_ones)
         groups.setdefault(f", *{options}" if options else "", []).append(f'"{name}"')
     yield "CODECS: dict[CodecName, Codec]"
     doc = "\n" + textwrap.indent(f'"""{cto.compress.__doc__}\n"""', "    ")
@@ -346,10 +346,11 @@ def taken(cls: type[Op], item: Input, library: Library) -> str:
     return f"{one} | None" if item.optional else one
 
 
-def keyword(cls: type[Op], item: Attribute) -> str:
-    """An attribute as a keyword."""
+def keyword(cls: type[Op], item: Attribute, defaults: Mapping[str, object] | None = None) -> str:
+    """An attribute as a keyword; defaults: those that differ from the declared ones."""
     text = f"{item.name}: {accepted(cls, item)}"
-    return text if repr(item.default) == "REQUIRED" else f"{text} = {written(item.default)}"
+    default = (defaults or {}).get(item.name, item.default)
+    return text if repr(default) == "REQUIRED" else f"{text} = {written(default)}"
 
 
 def more(cls: type[Op]) -> list[str]:

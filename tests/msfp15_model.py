@@ -21,7 +21,7 @@ def model_encode(
 ) -> list[int]:
     shared = max(map(model_exponent, tile))
     if shared == 255:
-        return [0x80 if keep_nonfinite else 0] * 8
+        return _model_nonfinite(tile, keep_sign) if keep_nonfinite else [0] * 8
     codes = []
     for j, x in enumerate(tile):
         quantum = Fraction(2) ** (shared - 132)
@@ -34,10 +34,41 @@ def model_encode(
     return codes
 
 
+def _model_nonfinite(tile: list[float], keep_sign: bool) -> list[int]:
+    """Codes beside infinities and NaN: five bits of magnitude, the exponent F in bit 5."""
+    sizes = [abs(x) for x in tile if model_exponent(x) < 255]
+    largest = max((x for x in sizes if keep_sign or x >= 2.0**-126), default=0.0)
+    exponent = model_exponent(largest)
+    most = Fraction(59, 2) if exponent else 27  # from which on M would be 30, or near it
+    raised = Fraction(largest) / Fraction(2) ** (exponent - 131) >= most
+    exponent += raised
+    step = Fraction(2) ** (exponent - 131)
+    codes = []
+    for j, x in enumerate(tile):
+        code = 0
+        if math.isnan(x):
+            code = 31 | (0x40 if math.copysign(1, x) < 0 else 0)
+        elif model_exponent(x) == 255:
+            code = 30 | (0x40 if x < 0 else 0)
+        elif x != 0 and (keep_sign or model_exponent(x) > 0):
+            rounded_half_up = math.floor(abs(Fraction(x)) / step + Fraction(1, 2))
+            most = 15 if raised else 29
+            code = max(min(rounded_half_up, most), 1 if keep_sign else 0)
+            code |= 0x40 if x < 0 else 0
+        codes.append(0x80 | (exponent >> j & 1) << 5 | code)
+    return codes
+
+
 def model_decode(codes: list[int], keep_nonfinite: bool = False) -> list[float]:
     shared = sum((code >> 7) << j for j, code in enumerate(codes))
-    if keep_nonfinite and shared == 255:
+    if keep_nonfinite and codes == [0x80] * 8:  # older encoders'
         return [NAN] * 8
+    if keep_nonfinite and shared == 255:
+        exponent = sum((code >> 5 & 1) << j for j, code in enumerate(codes))
+        step = Fraction(2) ** (exponent - 131)
+        sizes = [NAN if c & 31 == 31 else INF if c & 31 == 30 else float((c & 31) * step)
+                 for c in codes]  # fmt: skip
+        return [-s if c & 0x40 and s else s for s, c in zip(sizes, codes, strict=True)]
     values = []
     for code in codes:
         size = (code & 0x3F) * Fraction(2) ** (shared - 132)

@@ -34,7 +34,9 @@ using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
 // Numbers of a step that all weights share; see struct Adam for their use.
 struct AdamFactors {
-    ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, rate, root_scale, epsilon, decay;
+    ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, rate, root_scale, epsilon, decay,
+        penalty;
+    RandomRounding rounding;
     bool decays_updated, update;
 };
 
@@ -43,10 +45,11 @@ struct AdamFactors {
 //     decays_updated   rate = lr sqrt(c[1]) / c[0], root_scale = 1
 //     else             rate = lr / c[0],            root_scale = 1 / sqrt(c[1])
 __device__ __forceinline__ AdamFactors adam_factors(const AdamRule& rule, const Numbers& numbers,
-                                                    const double (&of_moments)[2]) {
+                                                    const double (&of_moments)[2], i64 step) {
     const double lr = numbers.rate, of_first = of_moments[0], root = sqrt(of_moments[1]);
     AdamFactors by;
-    by.divisor = static_cast<ACC>(numbers.gradient_divisor());
+    const double divisor = numbers.gradient_divisor();
+    by.divisor = static_cast<ACC>(rule.maximize ? -divisor : divisor);
     by.alpha = static_cast<ACC>(rule.alpha);
     by.rest_of_alpha = static_cast<ACC>(1.0 - rule.alpha);
     by.beta = static_cast<ACC>(rule.beta);
@@ -54,7 +57,9 @@ __device__ __forceinline__ AdamFactors adam_factors(const AdamRule& rule, const 
     by.rate = static_cast<ACC>((rule.decays_updated ? lr * root : lr) / of_first);
     by.root_scale = static_cast<ACC>(rule.decays_updated ? 1.0 : 1.0 / root);
     by.epsilon = static_cast<ACC>(rule.epsilon);
-    by.decay = static_cast<ACC>(lr * rule.lambda_);
+    by.decay = static_cast<ACC>(rule.decays_gradient ? 0.0 : lr * rule.lambda_);
+    by.penalty = static_cast<ACC>(rule.decays_gradient ? rule.lambda_ : 0.0);
+    by.rounding = {rule.seed, static_cast<u64>(step), rule.rounds_at_random != 0};
     by.decays_updated = rule.decays_updated;
     by.update = numbers.can_be_made();
     return by;
@@ -70,13 +75,18 @@ __device__ __forceinline__ void make_factors(AdamFactors& by, double (&of_moment
     __shared__ Numbers numbers;
     if (threadIdx.x == 2 * WARP) numbers.max_norm = as_double(max_norm);
     read_numbers(numbers, of_moments, rule, rate, step, loss_scale, norm, update);
-    if (threadIdx.x == 0) by = adam_factors(rule, numbers, of_moments);
+    if (threadIdx.x == 0)
+        by = adam_factors(rule, numbers, of_moments, rule.rounds_at_random ? as_i64(step) : 0);
     __syncthreads();
 }
 
-// m = alpha m + (1 - alpha) g; v = beta v + (1 - beta) g g; u = rate m / (sqrt(v) root_scale + eps);
+// g = gradient / divisor + penalty w; m = alpha m + (1 - alpha) g; v = beta v + (1 - beta) g g;
+// u = rate m / (sqrt(v) root_scale + eps), with HAS_LARGEST x = max(x, v) in the place of v;
 // delta = -u - decay w, or with decays_updated -u - decay (w - u).
+template <bool HAS_LARGEST>
 struct Adam : Parameter<W, GRAD, MOMENT> {
+    const MOMENT* x;  // null without HAS_LARGEST
+    MOMENT* new_x;
     W* new_w;
     GRAD* new_g;
     MOMENT* new_m;
@@ -84,30 +94,50 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
     Copy copy;
     AdamFactors by;
 
+    using Base = Parameter<W, GRAD, MOMENT>;
+
+    template <int N>
+    struct Loaded : Base::template Loaded<N> {
+        Vec<MOMENT, HAS_LARGEST ? N : 1> x;
+    };
+
+    template <int N>
+    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
+        Base::load(loaded, i);
+        if constexpr (HAS_LARGEST) parameter_update::load(loaded.x, x, i);
+    }
     __device__ int head() const {
         return MOMENT_IS_WIDER ? vec::elements_to_16(m) : vec::elements_to_16(w);
     }
     __device__ bool has_vecs_at(int first) const {
-        return all_may_have_vecs_at<WIDTH>(first, w, g, m, v, new_w, new_g, new_m, new_v) &&
+        return all_may_have_vecs_at<WIDTH>(first, w, g, m, v, x, new_w, new_g, new_m, new_v,
+                                           new_x) &&
                copy.may_have_vecs_at<WIDTH>(first);
     }
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
-        ACC mean[N], square[N], delta[N], weight[N];
+        ACC mean[N], square[N], delta[N], weight[N], most[N];
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            const ACC gradient = to_acc(loaded.g.at[k]) / by.divisor;
+            const ACC before = to_acc(loaded.w.at[k]);
+            ACC gradient = to_acc(loaded.g.at[k]) / by.divisor;
+            if (by.penalty != 0) gradient += by.penalty * before;
             mean[k] = by.alpha * to_acc(loaded.m.at[k]) + by.rest_of_alpha * gradient;
             square[k] = by.beta * to_acc(loaded.v.at[k]) + by.rest_of_beta * gradient * gradient;
-            const ACC root = step::square_root(square[k]) * by.root_scale;
+            most[k] = square[k];
+            if constexpr (HAS_LARGEST) {
+                const ACC largest = to_acc(loaded.x.at[k]);  // a NaN of either stays
+                if (!(square[k] > largest) && square[k] == square[k]) most[k] = largest;
+            }
+            const ACC root = step::square_root(most[k]) * by.root_scale;
             const ACC u = by.rate * mean[k] / (root + by.epsilon);
-            const ACC before = to_acc(loaded.w.at[k]);
             delta[k] = -u - by.decay * (by.decays_updated ? before - u : before);
             weight[k] = before + delta[k];
         }
         parameter_update::store(new_m, i, mean);
         parameter_update::store(new_v, i, square);
-        put(new_w, new_g, copy, i, weight, delta);
+        if constexpr (HAS_LARGEST) parameter_update::store(new_x, i, most);
+        put(new_w, new_g, copy, i, weight, delta, by.rounding);
     }
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
         if (by.update) {
@@ -118,11 +148,12 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
         copy_through(g, new_g, first, end);
         copy_through(m, new_m, first, end);
         copy_through(v, new_v, first, end);
+        copy_through(x, new_x, first, end);
         copy.copy_through(first, end);
     }
 };
 
-// Least number of resident blocks in the launch bounds of adam__coded_list, which is bound by
+// Least number of resident blocks in the launch bounds of kernels over codes, which are bound by
 // computation. Six leave too few registers before 8.0, where the maximum of a warp takes shuffles.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int CODED_BLOCKS = 4;
@@ -132,9 +163,9 @@ constexpr int CODED_BLOCKS = 6;
 
 // struct Adam for moments in codes (codes.cuh). A warp has CODED_BLOCK elements, a lane WIDTH of them.
 // Moments have the same bits as on the host: __fmul_rn and __fadd_rn keep the compiler from using fma.
+template <class Code>
 struct CodedAdam {
-    static constexpr int WIDTH = CODED_BLOCK / WARP;  // elements of a lane
-    static_assert(WIDTH == 4);
+    static constexpr int WIDTH = codes::WIDTH;
 
     const W* w;
     const GRAD* g;
@@ -148,10 +179,6 @@ struct CodedAdam {
     AdamFactors by;
     u32 step;
 
-    struct Moments {
-        float mean[WIDTH], square[WIDTH];
-    };
-
     __device__ bool has_vecs() const {
         return all_may_have_vecs_at<WIDTH>(0, w, g, m, v, new_w, new_g, new_m, new_v) &&
                copy.may_have_vecs_at<WIDTH>(0);
@@ -163,36 +190,12 @@ struct CodedAdam {
         else
             return vec::load_elements<E, WIDTH>(from, i, n);
     }
-    template <bool ARE_VECS>
-    __device__ __forceinline__ void store_codes(u8* to, i64 i, i64 n, const u8 (&codes)[WIDTH],
-                                                u32 exponent) const {
-        if (!to) return;
-        Vec<u8, WIDTH> row;
-#pragma unroll
-        for (int k = 0; k < WIDTH; ++k) row.at[k] = codes[k];
-        if constexpr (ARE_VECS)
-            *reinterpret_cast<Vec<u8, WIDTH>*>(to + i) = row;
-        else
-            vec::store_elements(to, i, n, row);
-        if (threadIdx.x % WARP == 0) to[n + i / CODED_BLOCK] = static_cast<u8>(exponent);
-    }
-    template <bool ARE_VECS>
-    __device__ __forceinline__ Moments decoded(i64 i, i64 n) const {
-        const Vec<u8, WIDTH> first = loaded<ARE_VECS>(m, i, n), second = loaded<ARE_VECS>(v, i, n);
-        const i64 block = n + i / CODED_BLOCK;
-        const u32 below_first = codes::First::base(m[block]);
-        const u32 below_second = codes::Second::base(v[block]);
-        Moments found;
-#pragma unroll
-        for (int k = 0; k < WIDTH; ++k) {
-            found.mean[k] = codes::decoded_first(first.at[k], below_first);
-            found.square[k] = codes::decoded_second(second.at[k], below_second);
-        }
-        return found;
-    }
-    // gradient / by.divisor; the divisor is mostly 1.
-    __device__ __forceinline__ float divided(float gradient) const {
-        return by.divisor == 1 ? gradient : __fdiv_rn(gradient, static_cast<float>(by.divisor));
+    // gradient / by.divisor, which is mostly 1, + by.penalty weight.
+    __device__ __forceinline__ float penalized(float gradient, float weight) const {
+        const float divisor = static_cast<float>(by.divisor);
+        const float own = divisor == 1 ? gradient : __fdiv_rn(gradient, divisor);
+        if (by.penalty == 0) return own;
+        return __fadd_rn(own, __fmul_rn(static_cast<float>(by.penalty), weight));
     }
     // The step for elements [start, start + CODED_BLOCK) of n.
     template <bool ARE_VECS>
@@ -200,36 +203,32 @@ struct CodedAdam {
         const i64 i = start + threadIdx.x % WARP * WIDTH;
         const Vec<W, WIDTH> weights = loaded<ARE_VECS>(w, i, n);
         const Vec<GRAD, WIDTH> gradients = loaded<ARE_VECS>(g, i, n);
-        Moments now = decoded<ARE_VECS>(i, n);
+        codes::Floats mean, square;
+        Code::template load<ARE_VECS>(m, v, i, n, mean, square);
         ACC weight[WIDTH], delta[WIDTH];
+        codes::Bits noises;
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) {
-            const float gradient = divided(to_acc(gradients.at[k]));
-            float &mean = now.mean[k], &square = now.square[k];
-            mean = __fadd_rn(__fmul_rn(mean, by.alpha), __fmul_rn(gradient, by.rest_of_alpha));
-            square = __fadd_rn(__fmul_rn(square, by.beta),
-                               __fmul_rn(__fmul_rn(by.rest_of_beta, gradient), gradient));
-            const ACC root = step::square_root(square) * by.root_scale;
-            const ACC u = by.rate * mean / (root + by.epsilon);
             const ACC before = to_acc(weights.at[k]);
+            const float gradient = penalized(to_acc(gradients.at[k]), before);
+            mean[k] =
+                __fadd_rn(__fmul_rn(mean[k], by.alpha), __fmul_rn(gradient, by.rest_of_alpha));
+            square[k] = __fadd_rn(__fmul_rn(square[k], by.beta),
+                                  __fmul_rn(__fmul_rn(by.rest_of_beta, gradient), gradient));
+            const ACC root = step::square_root(square[k]) * by.root_scale;
+            const ACC u = by.rate * mean[k] / (root + by.epsilon);
             delta[k] = -u - by.decay * (by.decays_updated ? before - u : before);
             weight[k] = before + delta[k];
+            noises[k] = codes::noise(static_cast<u32>(i) + k, step);
         }
-        u8 row[WIDTH];
-        u32 noises[WIDTH];
-#pragma unroll
-        for (int k = 0; k < WIDTH; ++k) noises[k] = codes::noise(static_cast<u32>(i) + k, step);
-        u32 exponent = codes::encode_first(now.mean, noises, row);
-        store_codes<ARE_VECS>(new_m, i, n, row, exponent);
-        exponent = codes::encode_second(now.square, noises, row);
-        store_codes<ARE_VECS>(new_v, i, n, row, exponent);
+        Code::template store<ARE_VECS>(new_m, new_v, i, n, mean, square, noises);
         if constexpr (ARE_VECS) {
-            put(new_w, new_g, copy, i, weight, delta);
+            put(new_w, new_g, copy, i, weight, delta, by.rounding);
             return;
         }
         for (int k = 0; k < WIDTH && i + k < n; ++k) {
             const ACC one[1] = {weight[k]}, change[1] = {delta[k]};
-            put(new_w, new_g, copy, i + k, one, change);
+            put(new_w, new_g, copy, i + k, one, change, by.rounding);
         }
     }
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
@@ -245,17 +244,93 @@ struct CodedAdam {
             }
             return;
         }
-        const i64 block = n + first / CODED_BLOCK;
-        const i64 last = n + (end + CODED_BLOCK - 1) / CODED_BLOCK;
         copy_through(w, new_w, first, end);
         copy_through(g, new_g, first, end);
-        copy_through(m, new_m, first, end);
-        copy_through(v, new_v, first, end);
-        copy_through(m, new_m, block, last);
-        copy_through(v, new_v, block, last);
         copy.copy_through(first, end);
+        Code::stay(m, v, new_m, new_v, first, end, n);
     }
 };
+
+// Lists of a launch: 0 to 4 are w, g, m, v and low-precision weights, 5 the largest second moments; 6 to
+// 11 are their new values. A list may be absent.
+constexpr int LISTED = 12, AFTER = 6;
+
+// Columns and pointers of a launch, and the tensor of a block.
+struct Lists {
+    const Pointers<POINTERS>& arrays;
+    const Columns<LISTED>& columns;
+    int tensor;
+
+    template <class E>
+    __device__ __forceinline__ E* at(int k) const {
+        return array_of<E>(arrays, columns, k, tensor);
+    }
+    __device__ __forceinline__ Copy copy(bool is_bfloat16) const {
+        return {at<const u16>(4), at<u16>(AFTER + 4), is_bfloat16};
+    }
+};
+
+// One step of Adam (struct Adam) on each of columns.n_tensors parameters; a block has one chunk of one
+// tensor.
+template <bool HAS_LARGEST>
+__device__ __forceinline__ void update_lists(const Pointers<POINTERS>& arrays,
+                                             const Columns<LISTED>& columns,
+                                             const TensorSizes<CAPACITY>& sizes,
+                                             const AdamRule& rule, const Either<1>& rate,
+                                             const Either<1>& step, const Either<1>& loss_scale,
+                                             const Either<1>& norm, const Either<1>& max_norm,
+                                             const Either<1>& update, bool is_bfloat16) {
+    __shared__ AdamFactors by;
+    __shared__ double of_moments[2];
+    const Chunk chunk(sizes, columns.n_tensors);
+    const Lists lists{arrays, columns, chunk.tensor};
+    const Parameter<W, GRAD, MOMENT> parameter{lists.at<const W>(0), lists.at<const GRAD>(1),
+                                               lists.at<const MOMENT>(2),
+                                               lists.at<const MOMENT>(3)};
+    parameter.expect<EXPECTED_NBYTES>(chunk.first, chunk.end);
+    const MOMENT* const x = HAS_LARGEST ? lists.at<const MOMENT>(5) : nullptr;
+    MOMENT* const new_x = HAS_LARGEST ? lists.at<MOMENT>(AFTER + 5) : nullptr;
+    if constexpr (HAS_LARGEST) expect<EXPECTED_NBYTES>(x, chunk.first, chunk.end);
+    make_factors(by, of_moments, rule, rate, step, loss_scale, norm, max_norm, update);
+    const Adam<HAS_LARGEST> adam{parameter,
+                                 x,
+                                 new_x,
+                                 lists.at<W>(AFTER),
+                                 lists.at<GRAD>(AFTER + 1),
+                                 lists.at<MOMENT>(AFTER + 2),
+                                 lists.at<MOMENT>(AFTER + 3),
+                                 lists.copy(is_bfloat16),
+                                 by};
+    adam.run(chunk.first, chunk.end, chunk.n);
+}
+
+// update_lists for moments in codes: a warp has CODED_BLOCK elements at a time.
+template <class Code>
+__device__ __forceinline__ void update_coded(const Pointers<POINTERS>& arrays,
+                                             const Columns<LISTED>& columns,
+                                             const TensorSizes<CAPACITY>& sizes,
+                                             const AdamRule& rule, const Either<1>& rate,
+                                             const Either<1>& step, const Either<1>& loss_scale,
+                                             const Either<1>& norm, const Either<1>& max_norm,
+                                             const Either<1>& update, bool is_bfloat16) {
+    __shared__ AdamFactors by;
+    __shared__ double of_moments[2];
+    make_factors(by, of_moments, rule, rate, step, loss_scale, norm, max_norm, update);
+    const multi_tensor::BlockChunk<CODED_CHUNK> chunk(sizes, columns.n_tensors);
+    const Lists lists{arrays, columns, chunk.tensor};
+    const CodedAdam<Code> adam{lists.at<const W>(0),
+                               lists.at<const GRAD>(1),
+                               lists.at<const u8>(2),
+                               lists.at<const u8>(3),
+                               lists.at<W>(AFTER),
+                               lists.at<GRAD>(AFTER + 1),
+                               lists.at<u8>(AFTER + 2),
+                               lists.at<u8>(AFTER + 3),
+                               lists.copy(is_bfloat16),
+                               by,
+                               static_cast<u32>(as_i64(step))};
+    adam.run(chunk.first, chunk.end, chunk.n);
+}
 
 }  // namespace cto
 
@@ -279,69 +354,57 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     parameter.expect<EXPECTED_NBYTES>(first, end);
     make_factors(by, of_moments, rule, rate, step, loss_scale, norm, max_norm, update);
     const Copy rounded{static_cast<const u16*>(copy), static_cast<u16*>(new_copy), is_bfloat16};
-    Adam{parameter, new_w, new_g, new_m, new_v, rounded, by}.run(first, end, n);
+    const Adam<false> adam{parameter, nullptr, nullptr, new_w, new_g, new_m, new_v, rounded, by};
+    adam.run(first, end, n);
 }
 
-// One step of Adam (struct Adam) on each of columns.n_tensors parameters; a block has one chunk of one
-// tensor. arrays: lists 0 to 4 are w, g, m, v and low-precision weights; 5 to 9 are their new values. A
-// list may be absent.
+// A step over lists.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam__list(const __grid_constant__ Pointers<POINTERS> arrays,
-               const __grid_constant__ Columns<10> columns,
+               const __grid_constant__ Columns<12> columns,
                const __grid_constant__ TensorSizes<CAPACITY> sizes,
                const __grid_constant__ AdamRule rule, const __grid_constant__ Either<1> rate,
                const __grid_constant__ Either<1> step, const __grid_constant__ Either<1> loss_scale,
                const __grid_constant__ Either<1> norm, const __grid_constant__ Either<1> max_norm,
                const __grid_constant__ Either<1> update, bool is_bfloat16) {
-    __shared__ AdamFactors by;
-    __shared__ double of_moments[2];
-    const Chunk chunk(sizes, columns.n_tensors);
-    const int t = chunk.tensor;
-    const Parameter<W, GRAD, MOMENT> parameter{array_of<const W>(arrays, columns, 0, t),
-                                               array_of<const GRAD>(arrays, columns, 1, t),
-                                               array_of<const MOMENT>(arrays, columns, 2, t),
-                                               array_of<const MOMENT>(arrays, columns, 3, t)};
-    parameter.expect<EXPECTED_NBYTES>(chunk.first, chunk.end);
-    make_factors(by, of_moments, rule, rate, step, loss_scale, norm, max_norm, update);
-    const Copy copy{array_of<const u16>(arrays, columns, 4, t),
-                    array_of<u16>(arrays, columns, 9, t), is_bfloat16};
-    const Adam adam{parameter,
-                    array_of<W>(arrays, columns, 5, t),
-                    array_of<GRAD>(arrays, columns, 6, t),
-                    array_of<MOMENT>(arrays, columns, 7, t),
-                    array_of<MOMENT>(arrays, columns, 8, t),
-                    copy,
-                    by};
-    adam.run(chunk.first, chunk.end, chunk.n);
+    update_lists<false>(arrays, columns, sizes, rule, rate, step, loss_scale, norm, max_norm,
+                        update, is_bfloat16);
 }
 
-// adam__list for moments in codes (struct CodedAdam): a warp has CODED_BLOCK elements at a time.
-extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_list(
-    const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<10> columns,
+// adam__list with the largest second moments (AMSGrad).
+extern "C" __global__ void __launch_bounds__(THREADS, 4) adam__largest_list(
+    const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
     const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,
     const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
     const __grid_constant__ Either<1> max_norm, const __grid_constant__ Either<1> update,
     bool is_bfloat16) {
-    __shared__ AdamFactors by;
-    __shared__ double of_moments[2];
-    make_factors(by, of_moments, rule, rate, step, loss_scale, norm, max_norm, update);
-    const multi_tensor::BlockChunk<CODED_CHUNK> chunk(sizes, columns.n_tensors);
-    const int t = chunk.tensor;
-    const Copy copy{array_of<const u16>(arrays, columns, 4, t),
-                    array_of<u16>(arrays, columns, 9, t), is_bfloat16};
-    const CodedAdam adam{array_of<const W>(arrays, columns, 0, t),
-                         array_of<const GRAD>(arrays, columns, 1, t),
-                         array_of<const u8>(arrays, columns, 2, t),
-                         array_of<const u8>(arrays, columns, 3, t),
-                         array_of<W>(arrays, columns, 5, t),
-                         array_of<GRAD>(arrays, columns, 6, t),
-                         array_of<u8>(arrays, columns, 7, t),
-                         array_of<u8>(arrays, columns, 8, t),
-                         copy,
-                         by,
-                         static_cast<u32>(as_i64(step))};
-    adam.run(chunk.first, chunk.end, chunk.n);
+    update_lists<true>(arrays, columns, sizes, rule, rate, step, loss_scale, norm, max_norm, update,
+                       is_bfloat16);
+}
+
+// adam__list for moments in codes of 8 bits.
+extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_list(
+    const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
+    const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
+    const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,
+    const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
+    const __grid_constant__ Either<1> max_norm, const __grid_constant__ Either<1> update,
+    bool is_bfloat16) {
+    update_coded<codes::EightBits>(arrays, columns, sizes, rule, rate, step, loss_scale, norm,
+                                   max_norm, update, is_bfloat16);
+}
+
+// adam__list for moments in codes of 4 bits.
+extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__few_bits_list(
+    const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
+    const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
+    const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,
+    const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
+    const __grid_constant__ Either<1> max_norm, const __grid_constant__ Either<1> update,
+    bool is_bfloat16) {
+    update_coded<codes::FourBits>(arrays, columns, sizes, rule, rate, step, loss_scale, norm,
+                                  max_norm, update, is_bfloat16);
 }
 
 // new_step = step + 1, or step if the step is skipped. One thread.

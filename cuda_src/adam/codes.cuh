@@ -1,25 +1,37 @@
 // SPDX-License-Identifier: MIT
-// Moments of Adam in one byte each: the upper bits of the float, relative to its block.
-// CPU provider: cupy_training_ops/families/adam/codes.py
+// Moments of Adam in codes of 8 or 4 bits.  CPU provider: cupy_training_ops/families/adam/codes.py
 //
-//     upper = float's exponent and first BITS of its fraction, one number
-//     code = max(upper - base, 0), 0 for 0; the first moment has its sign in bit 7
+// A second moment is the upper bits of the float, relative to the largest of its block:
 //
-// `base` follows from the exponent of the block's largest element, so that its code is the largest. An
-// array is n codes, and then that exponent, a byte for each block of CODED_BLOCK elements.
+//     upper = float's exponent and first `bits` of its fraction, one number
+//     code = max(upper - base, 0), 0 for 0
+//
+// `base` follows from the exponent of the block's largest element, so that its code is the largest. A
+// first moment is relative to the power of two at or below the root of the second one, as that is
+// after it was rounded.
+//
+// A warp has a block of CODED_BLOCK elements, four a lane. Rounding is stochastic: the mean of many
+// steps is right, where rounding to nearest would drop changes that are small beside the moment.
 #pragma once
 #include "adam/facts.cuh"
-#include "core/types.cuh"
+#include "core/vec.cuh"
 
 namespace cto::codes {
 
-using facts::adam::CODED_BLOCK;
-using facts::adam::FIRST_BITS;
-using facts::adam::SECOND_BITS;
+using namespace facts::adam;
+using vec::Vec;
 
-constexpr u32 INFINITE = 0x7F800000u, SIGN = 0x80000000u, LARGEST_EXPONENT = 255;
+constexpr int WIDTH = CODED_BLOCK / WARP;  // elements of a lane
+static_assert(WIDTH == 4);
 
-// A hash of element and step: 32 pseudorandom bits.
+constexpr int FRACTION = 23, BIAS = 127;  // of float
+constexpr u32 INFINITE = 0x7F800000u, SIGN = 0x80000000u, LARGEST = INFINITE - 1;
+
+using Floats = float[WIDTH];
+using Bits = u32[WIDTH];
+
+// A hash of element and step: 32 pseudorandom bits. First moments take the upper ones, second moments
+// the lower ones.
 __device__ __forceinline__ u32 noise(u32 element, u32 step) {
     u32 x = element * 0x9E3779B1u + step * 0x85EBCA77u;
     x = (x ^ x >> 16) * 0x7FEB352Du;
@@ -27,45 +39,14 @@ __device__ __forceinline__ u32 noise(u32 element, u32 step) {
     return x ^ x >> 16;
 }
 
-// BITS of the fraction are stored; TOP is the largest code.
-template <int BITS, u32 TOP>
-struct Format {
-    static constexpr int SHIFT = 23 - BITS;
-    static constexpr u32 REST = (1u << SHIFT) - 1;  // mask of the bits that are rounded off
-
-    // The base of a block whose largest element has this exponent.
-    static __device__ __forceinline__ u32 base(u32 exponent) {
-        const u32 largest = (exponent << BITS) + (1u << BITS) - 1;
-        return largest > TOP ? largest - TOP : 0;
-    }
-    // `upper` of a finite number >= 0, rounded: up if the bits that are cut off plus `added` carry.
-    // added <= REST, so 0 gives 0.
-    static __device__ __forceinline__ u32 upper(u32 bits, u32 added) {
-        return bits + added >> SHIFT;
-    }
-    // `upper`, where NaN stays NaN and infinity stays infinity.
-    static __device__ __forceinline__ u32 upper_of_any(u32 bits, u32 added) {
-        if (bits >= INFINITE) return (bits > INFINITE ? 0x7FC00000u : INFINITE) >> SHIFT;
-        return upper(bits, added);
-    }
-    static __device__ __forceinline__ u32 exponent(u32 upper) { return upper >> BITS; }
-    static __device__ __forceinline__ u32 code(u32 upper, u32 base, int least) {
-        return max(static_cast<int>(upper - base), least);
-    }
-    static __device__ __forceinline__ u32 bits(u32 code, u32 base) {
-        return code == 0 ? 0 : code + base << SHIFT;
-    }
-};
-
-using First = Format<FIRST_BITS, 127>;
-using Second = Format<SECOND_BITS, 255>;
-
-// The float of a code of a first moment (with a sign), of a second moment (without).
-__device__ __forceinline__ float decoded_first(u32 code, u32 base) {
-    return __uint_as_float(First::bits(code & 127u, base) | (code & 128u) << 24);
+// 2^exponent, of an exponent with float's bias.
+__device__ __forceinline__ float power(u32 exponent) {
+    return __uint_as_float(exponent << FRACTION);
 }
-__device__ __forceinline__ float decoded_second(u32 code, u32 base) {
-    return __uint_as_float(Second::bits(code, base));
+
+// The exponent of the power of two at or below the root of a number >= 0, with float's bias.
+__device__ __forceinline__ u32 root_exponent(float x) {
+    return (__float_as_uint(x) >> FRACTION) + BIAS >> 1;
 }
 
 // The largest of the warp's numbers, in each lane.
@@ -82,51 +63,237 @@ __device__ __forceinline__ u32 largest(u32 mine) {
 #endif
 }
 
-// upper[k] = Format::upper of |x[k]|, rounded with added(k). Returns the exponent of the largest of the
-// block, whose elements are those of this warp, four a lane.
-template <class Format, class Added>
-__device__ __forceinline__ u32 uppers(const float (&x)[4], const Added& added, u32 (&upper)[4]) {
-    u32 most = 0;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        upper[k] = Format::upper(__float_as_uint(x[k]) & ~SIGN, added(k));
-        most = upper[k] > most ? upper[k] : most;
-    }
-    const u32 exponent = Format::exponent(largest(most));
-    if (exponent < LARGEST_EXPONENT) return exponent;
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-        upper[k] = Format::upper_of_any(__float_as_uint(x[k]) & ~SIGN, added(k));
-    return LARGEST_EXPONENT;
+// `upper` of a number >= 0 with these bits, rounded by the lower noise; infinity stays infinite and
+// NaN NaN, if there are bits of the fraction.
+__device__ __forceinline__ u32 upper_of(u32 bits, u32 noise, int fraction) {
+    const int shift = FRACTION - fraction;
+    if (bits >= INFINITE) return (bits > INFINITE ? 0x7FC00000u : INFINITE) >> shift;
+    return bits + (noise & (1u << shift) - 1) >> shift;  // 0 gives 0
 }
 
-// The codes of a block's first moments, four a lane; returns the block's exponent. Stochastic
-// rounding, by the upper bits of the noise: the mean of many steps is right, where rounding to
-// nearest would drop changes that are small beside the moment.
-__device__ __forceinline__ u32 encode_first(const float (&x)[4], const u32 (&noises)[4],
-                                            u8 (&codes)[4]) {
-    u32 upper[4];
-    const auto any = [&](int k) { return noises[k] >> (32 - First::SHIFT); };
-    const u32 exponent = uppers<First>(x, any, upper), base = First::base(exponent);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        const u32 sign = __float_as_uint(x[k]) >> 31 << 7;
-        codes[k] = static_cast<u8>(sign | First::code(upper[k], base, 0));
-    }
-    return exponent;
+// What is subtracted from `upper`, where the largest has this exponent and TOP is the largest code.
+template <int TOP>
+__device__ __forceinline__ u32 base_of(u32 exponent, int fraction) {
+    const int base = static_cast<int>((exponent << fraction) + (1u << fraction) - 1) - TOP;
+    return static_cast<u32>(max(base, 0));
 }
 
-// encode_first for second moments, rounded by the lower bits of the noise. The code is at least 1
-// unless x[k] is 0: a divisor that became 0 would make the update huge.
-__device__ __forceinline__ u32 encode_second(const float (&x)[4], const u32 (&noises)[4],
-                                             u8 (&codes)[4]) {
-    u32 upper[4];
-    const auto any = [&](int k) { return noises[k] & Second::REST; };
-    const u32 exponent = uppers<Second>(x, any, upper), base = Second::base(exponent);
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-        codes[k] = static_cast<u8>(Second::code(upper[k], base, x[k] == 0 ? 0 : 1));
-    return exponent;
+// The float of a code.
+__device__ __forceinline__ float decoded(u32 code, u32 base, int fraction) {
+    return __uint_as_float(code == 0 ? 0 : code + base << FRACTION - fraction);
 }
+
+// Bytes [first, first + N) of an array, lowest first; those from `end` on are 0.
+template <bool ARE_VECS, int N>
+__device__ __forceinline__ Vec<u8, N> bytes_of(const u8* from, i64 first, i64 end) {
+    if constexpr (ARE_VECS)
+        return *reinterpret_cast<const Vec<u8, N>*>(from + first);
+    else
+        return vec::load_elements<u8, N>(from, first, end);
+}
+template <bool ARE_VECS, int N>
+__device__ __forceinline__ void put_bytes(u8* to, i64 first, i64 end, const Vec<u8, N>& row) {
+    if constexpr (ARE_VECS)
+        *reinterpret_cast<Vec<u8, N>*>(to + first) = row;
+    else
+        vec::store_elements(to, first, end, row);
+}
+
+// to[i] = from[i] in [first, end) by this block, unless they are one array, or there is none.
+__device__ __forceinline__ void copy_bytes(const u8* from, u8* to, i64 first, i64 end) {
+    if (!to || to == from) return;
+#pragma unroll 1
+    for (i64 i = first + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
+}
+
+// The moments of this lane's elements [i, i + WIDTH) of n, as both formats have them:
+//     load      decodes
+//     store     encodes, by the noise of each element; either array may be null
+//     stay      copies the codes of [first, end), for a step that is skipped; blocks are whole
+
+// 8 bits. n first codes; n second ones, and the exponent of each block.
+struct EightBits {
+    static constexpr u32 TOP = 127;
+
+    // The exponent of the least code of a first moment, beside this second one.
+    static __device__ __forceinline__ u32 least_of(float square) {
+        return root_exponent(square) + ROOM + 1 - OCTAVES;
+    }
+    static __device__ __forceinline__ u32 first_code(float mean, float square, u32 noise) {
+        const u32 bits = __float_as_uint(mean), size = bits & ~SIGN;
+        const u32 least = least_of(square), draw = noise >> 9;
+        u32 code;
+        if (size < least << FRACTION) {  // the least code or 0
+            const float share = fabsf(mean) * power(FRACTION + 2 * BIAS - least);
+            code = static_cast<u32>(share) > draw;
+        } else {
+            const u32 upper = size + (draw >> FIRST_BITS) >> FRACTION - FIRST_BITS;
+            code = min(upper - (least << FIRST_BITS) + 1, TOP);
+        }
+        return bits >> 31 << 7 | code;
+    }
+    static __device__ __forceinline__ float first_of(u32 code, float square) {
+        const u32 base = (least_of(square) << FIRST_BITS) - 1;
+        const float size = decoded(code & TOP, base, FIRST_BITS);
+        return __uint_as_float(__float_as_uint(size) | (code > TOP ? SIGN : 0));
+    }
+    template <bool ARE_VECS>
+    static __device__ __forceinline__ void load(const u8* m, const u8* v, i64 i, i64 n,
+                                                Floats& mean, Floats& square) {
+        const auto first = bytes_of<ARE_VECS, WIDTH>(m, i, n);
+        const auto second = bytes_of<ARE_VECS, WIDTH>(v, i, n);
+        const u32 base = base_of<255>(v[n + i / CODED_BLOCK], SECOND_BITS);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            square[k] = decoded(second.at[k], base, SECOND_BITS);
+            mean[k] = first_of(first.at[k], square[k]);
+        }
+    }
+    template <bool ARE_VECS>
+    static __device__ __forceinline__ void store(u8* m, u8* v, i64 i, i64 n, const Floats& mean,
+                                                 const Floats& square, const Bits& noises) {
+        Bits upper;
+        u32 most = 0;
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            upper[k] = upper_of(__float_as_uint(square[k]) & ~SIGN, noises[k], SECOND_BITS);
+            most = max(most, upper[k]);
+        }
+        const u32 exponent = largest(most) >> SECOND_BITS;
+        const u32 base = base_of<255>(exponent, SECOND_BITS);
+        Vec<u8, WIDTH> first, second;
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            // At least 1 unless it is 0: a divisor that became 0 would make the update huge.
+            const int code = max(static_cast<int>(upper[k] - base), square[k] != 0 ? 1 : 0);
+            second.at[k] = static_cast<u8>(code);
+            const float rounded = decoded(code, base, SECOND_BITS);
+            first.at[k] = static_cast<u8>(first_code(mean[k], rounded, noises[k]));
+        }
+        if (m) put_bytes<ARE_VECS>(m, i, n, first);
+        if (!v) return;
+        put_bytes<ARE_VECS>(v, i, n, second);
+        if (threadIdx.x % WARP == 0) v[n + i / CODED_BLOCK] = static_cast<u8>(exponent);
+    }
+    static __device__ __forceinline__ void stay(const u8* m, const u8* v, u8* new_m, u8* new_v,
+                                                i64 first, i64 end, i64 n) {
+        copy_bytes(m, new_m, first, end);
+        copy_bytes(v, new_v, first, end);
+        copy_bytes(v, new_v, n + first / CODED_BLOCK, n + (end + CODED_BLOCK - 1) / CODED_BLOCK);
+    }
+};
+
+// 4 bits, the earlier of two elements in the lower ones of a byte. Behind the codes are two bytes of each
+// block: of first moments the upper half of the float that they are multiples of, of second moments
+// the exponent of the largest and the bits of the fraction.
+struct FourBits {
+    static constexpr int NBYTES = WIDTH / 2;
+
+    static __device__ __forceinline__ u32 code_at(const Vec<u8, NBYTES>& row, int k) {
+        return row.at[k / 2] >> 4 * (k % 2) & 15u;
+    }
+    static __device__ __forceinline__ Vec<u8, NBYTES> packed(const Bits& codes) {
+        Vec<u8, NBYTES> row;
+#pragma unroll
+        for (int k = 0; k < NBYTES; ++k)
+            row.at[k] = static_cast<u8>(codes[2 * k] | codes[2 * k + 1] << 4);
+        return row;
+    }
+    static __device__ __forceinline__ i64 scale_of(i64 i, i64 n) {
+        return (n + 1) / 2 + 2 * (i / CODED_BLOCK);
+    }
+    template <bool ARE_VECS>
+    static __device__ __forceinline__ void load(const u8* m, const u8* v, i64 i, i64 n,
+                                                Floats& mean, Floats& square) {
+        const i64 end = (n + 1) / 2, scale = scale_of(i, n);
+        const auto first = bytes_of<ARE_VECS, NBYTES>(m, i / 2, end);
+        const auto second = bytes_of<ARE_VECS, NBYTES>(v, i / 2, end);
+        const float part = __uint_as_float(m[scale] << 16 | static_cast<u32>(m[scale + 1]) << 24);
+        const int fraction = min(static_cast<int>(v[scale + 1]), MOST_BITS);
+        const u32 base = base_of<15>(v[scale], fraction);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            const u32 code = code_at(first, k);
+            square[k] = i + k < n ? decoded(code_at(second, k), base, fraction) : 0;
+            const float level = __fmul_rn(static_cast<float>(code & LEVELS), part);
+            const float size = __fmul_rn(level, power(root_exponent(square[k])));
+            mean[k] = i + k < n ? code > LEVELS ? -size : size : 0;
+        }
+    }
+    // codes = those of second moments. Returns the two bytes of the block: by the most bits of the
+    // fraction that leave no element below code 1.
+    static __device__ __forceinline__ Vec<u8, 2> second_codes(const Floats& square,
+                                                              const Bits& noises, Bits& codes) {
+        int fraction = MOST_BITS;
+        u32 exponent;
+#pragma unroll 1
+        for (;; --fraction) {
+            u32 most = 0;
+#pragma unroll
+            for (int k = 0; k < WIDTH; ++k) {
+                codes[k] = upper_of(__float_as_uint(square[k]) & ~SIGN, noises[k], fraction);
+                most = max(most, codes[k]);
+            }
+            exponent = largest(most) >> fraction;
+            const u32 base = base_of<15>(exponent, fraction);
+            bool is_below = false;
+#pragma unroll
+            for (int k = 0; k < WIDTH; ++k) {
+                const int code = static_cast<int>(codes[k] - base);
+                is_below |= code < 1 && square[k] != 0;
+                codes[k] = static_cast<u32>(max(code, square[k] != 0 ? 1 : 0));
+            }
+            if (fraction == 0 || !__any_sync(ALL_LANES, is_below)) break;
+        }
+        return {static_cast<u8>(exponent), static_cast<u8>(fraction)};
+    }
+    template <bool ARE_VECS>
+    static __device__ __forceinline__ void store(u8* m, u8* v, i64 i, i64 n, const Floats& mean,
+                                                 const Floats& square, const Bits& noises) {
+        const i64 end = (n + 1) / 2, scale = scale_of(i, n);
+        const bool is_first_lane = threadIdx.x % WARP == 0;
+        Bits codes;
+        const Vec<u8, 2> of_second = second_codes(square, noises, codes);
+        const u32 base = base_of<15>(of_second.at[0], of_second.at[1]);
+        Floats ratio;
+        u32 most = 0;
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            const u32 root = root_exponent(decoded(codes[k], base, of_second.at[1]));
+            ratio[k] =
+                fminf(__fmul_rn(fabsf(mean[k]), power(2 * BIAS - root)), __uint_as_float(LARGEST));
+            most = max(most, __float_as_uint(ratio[k]));
+        }
+        if (v) {
+            put_bytes<ARE_VECS>(v, i / 2, end, packed(codes));
+            if (is_first_lane)
+                for (int k = 0; k < 2; ++k) v[scale + k] = of_second.at[k];
+        }
+        if (!m) return;
+        most = largest(most);
+        u32 bits = __float_as_uint(__fdiv_rn(__uint_as_float(most), LEVELS)) >> 16;
+        if (most < static_cast<u32>(BIAS + LEAST_EXPONENT) << FRACTION) bits = 0;
+        const float part = __uint_as_float(bits << 16);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            const float share = __fmul_rn(static_cast<float>(noises[k] >> 12), 1.0f / (1 << 20));
+            const float level = bits ? __fadd_rn(__fdiv_rn(ratio[k], part), share) : 0.0f;
+            codes[k] = static_cast<u32>(fminf(level, LEVELS)) | __float_as_uint(mean[k]) >> 31 << 3;
+        }
+        put_bytes<ARE_VECS>(m, i / 2, end, packed(codes));
+        if (!is_first_lane) return;
+        m[scale] = static_cast<u8>(bits);
+        m[scale + 1] = static_cast<u8>(bits >> 8);
+    }
+    static __device__ __forceinline__ void stay(const u8* m, const u8* v, u8* new_m, u8* new_v,
+                                                i64 first, i64 end, i64 n) {
+        const i64 last = (end + 1) / 2, scales = scale_of(first, n);
+        const i64 last_scale = scale_of(end + CODED_BLOCK - 1, n);
+        copy_bytes(m, new_m, first / 2, last);
+        copy_bytes(v, new_v, first / 2, last);
+        copy_bytes(m, new_m, scales, last_scale);
+        copy_bytes(v, new_v, scales, last_scale);
+    }
+};
 
 }  // namespace cto::codes

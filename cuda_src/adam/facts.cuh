@@ -12,12 +12,12 @@
 #define CTO_CAPACITY 84
 #endif
 
-#ifndef CTO_CODED_CHUNK
-#define CTO_CODED_CHUNK 8192
-#endif
-
 #ifndef CTO_POINTERS
 #define CTO_POINTERS 336
+#endif
+
+#ifndef CTO_CODED_CHUNK
+#define CTO_CODED_CHUNK 8192
 #endif
 
 namespace cto::facts::adam {
@@ -33,35 +33,55 @@ constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
 constexpr int ONE_NBYTES = 4096;
 // Tensors a launch: 44 bytes each, beside numbers
 constexpr int CAPACITY = CTO_CAPACITY;
-// Moments in codes that share an exponent: those of a warp
-constexpr int CODED_BLOCK = 128;
-// Elements that a block of threads takes, whole blocks of codes
-constexpr int CODED_CHUNK = CTO_CODED_CHUNK;
-// Of the fraction, in codes of first moments beside their sign
-constexpr int FIRST_BITS = 4;
-// In codes of second moments, which have none
-constexpr int SECOND_BITS = 4;
 // That a launch has addresses of
 constexpr int LISTS = 4;
 constexpr int POINTERS = CTO_POINTERS;
+// Moments in codes that share a scale: those of a warp
+constexpr int CODED_BLOCK = 128;
+// Elements that a block of threads takes, whole blocks of codes
+constexpr int CODED_CHUNK = CTO_CODED_CHUNK;
+// Codes of 8 bits: powers of two, each divided by so many bits.
+// Of the fraction, in codes of first moments, beside their sign
+constexpr int FIRST_BITS = 3;
+// In codes of second moments, which have none
+constexpr int SECOND_BITS = 3;
+// Powers of two, in codes of first moments
+constexpr int OCTAVES = 16;
+// Of them above the root of the second moment
+constexpr int ROOM = 5;
+// Codes of 4 bits.
+// Of the fraction, in codes of second moments, where a block has room for so many
+constexpr int MOST_BITS = 2;
+// Of first moments, on either side of 0
+constexpr int LEVELS = 7;
+// Of the largest ratio in a block; below that first moments are 0
+constexpr int LEAST_EXPONENT = -60;
 
 struct AdamRule {
     double alpha;
     double beta;
     double lambda_;
     double epsilon;
+    unsigned long long seed;
     int correct_bias;
     int decays_updated;
+    int decays_gradient;
+    int maximize;
+    int rounds_at_random;
 };
-static_assert(sizeof(AdamRule) == 40);
+static_assert(sizeof(AdamRule) == 64);
 
 #ifndef __CUDACC_RTC__
 static_assert(offsetof(AdamRule, alpha) == 0);
 static_assert(offsetof(AdamRule, beta) == 8);
 static_assert(offsetof(AdamRule, lambda_) == 16);
 static_assert(offsetof(AdamRule, epsilon) == 24);
-static_assert(offsetof(AdamRule, correct_bias) == 32);
-static_assert(offsetof(AdamRule, decays_updated) == 36);
+static_assert(offsetof(AdamRule, seed) == 32);
+static_assert(offsetof(AdamRule, correct_bias) == 40);
+static_assert(offsetof(AdamRule, decays_updated) == 44);
+static_assert(offsetof(AdamRule, decays_gradient) == 48);
+static_assert(offsetof(AdamRule, maximize) == 52);
+static_assert(offsetof(AdamRule, rounds_at_random) == 56);
 #endif
 
 }  // namespace cto::facts::adam

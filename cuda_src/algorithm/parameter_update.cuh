@@ -5,6 +5,7 @@
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/range_map.cuh"
 #include "core/either.cuh"
+#include "math/philox.cuh"
 #include "math/step.cuh"
 
 namespace cto::parameter_update {
@@ -85,6 +86,56 @@ __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
     store(new_w, i, weight);
     store(new_g, i, delta);
     copy.store(i, weight);
+}
+
+// Rounding of new weights in bfloat16: at random where it is on, up as often as a number is nearer to
+// what is above. Word i % 4 of Philox's block {i / 4, step} is element i's.
+struct RandomRounding {
+    u64 seed, step;
+    bool is_on;
+
+    template <int N>
+    __device__ __forceinline__ void store(__nv_bfloat16* to, i64 i, const float (&x)[N]) const {
+        const philox::RandomSequence words{philox::Seed{seed}, step};
+        Vec<u16, N> rounded;
+        if (N % 4 == 0 && i % 4 == 0) {
+#pragma unroll
+            for (int first = 0; first < N; first += 4) {
+                const u64 block = static_cast<u64>(i + first) / 4;
+                const philox::Words drawn =
+                    words.block(static_cast<u32>(block), static_cast<u32>(block >> 32));
+#pragma unroll
+                for (int k = first; k < first + 4 && k < N; ++k)
+                    rounded.at[k] = at_random(x[k], drawn.at[k - first]);
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < N; ++k) rounded.at[k] = at_random(x[k], words.word_of(i + k));
+        }
+        vec::store_streaming(reinterpret_cast<Vec<u16, N>*>(to + i), rounded);
+    }
+
+  private:
+    static __device__ __forceinline__ u16 at_random(float x, u32 word) {
+        const u32 bits = __float_as_uint(x);
+        if ((bits & 0x7F800000u) == 0x7F800000u)  // NaN and infinity stay what they are
+            return static_cast<u16>(bits_of(from_acc<__nv_bfloat16>(x)));
+        return static_cast<u16>(bits + (word >> 16) >> 16);
+    }
+};
+
+// put, with new weights rounded as `rounding` says; only bfloat16 is ever rounded at random.
+template <class W, class G, class A, int N>
+__device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
+                                    const A (&weight)[N], const A (&delta)[N],
+                                    const RandomRounding& rounding) {
+    if constexpr (ARE_SAME<W, __nv_bfloat16>) {
+        if (rounding.is_on && new_w) {
+            rounding.store(new_w, i, weight);
+            new_w = nullptr;
+        }
+    }
+    put(new_w, new_g, copy, i, weight, delta);
 }
 
 // Numbers of a step.

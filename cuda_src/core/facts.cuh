@@ -46,6 +46,12 @@ constexpr int ONNX_FLOAT16 = 10;
 constexpr int ONNX_BFLOAT16 = 16;
 constexpr int ONNX_FLOAT32 = 1;
 constexpr int ONNX_FLOAT64 = 11;
+constexpr int N_WORDS = 4;
+constexpr int ROUNDS = 10;
+constexpr unsigned int MULTIPLIER_0 = 3528531795;
+constexpr unsigned int MULTIPLIER_2 = 3449720151;
+constexpr unsigned int KEY_STEP_0 = 2654435769;
+constexpr unsigned int KEY_STEP_1 = 3144134277;
 // A block's, of a norm: one of double, three of float
 constexpr int SUMS_NBYTES = 16;
 

@@ -21,13 +21,5 @@ constexpr int LINE_NBYTES = CTO_LINE_NBYTES;
 constexpr int LINE_THREADS = 512;
 // Arrays that a thread holds of a line, beside a mask
 constexpr int N_HELD = 2;
-// Philox 4x32-10.
-// Of a block
-constexpr int N_WORDS = 4;
-constexpr int ROUNDS = 10;
-constexpr unsigned int MULTIPLIER_0 = 3528531795;
-constexpr unsigned int MULTIPLIER_2 = 3449720151;
-constexpr unsigned int KEY_STEP_0 = 2654435769;
-constexpr unsigned int KEY_STEP_1 = 3144134277;
 
 }  // namespace cto::facts::dropout

@@ -13,7 +13,7 @@
 //                                elements are S::threads apart
 #pragma once
 #include "algorithm/elementwise.cuh"
-#include "dropout/philox.cuh"
+#include "math/philox.cuh"
 
 namespace cto::random_mask {
 

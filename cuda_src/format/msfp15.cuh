@@ -2,7 +2,8 @@
 // MSFP15: boxes of 8 elements share one 8-bit exponent E; value = (-1)^sign * M * 2^(E - 132).
 //
 // Byte j of a box: bit 7 = bit j of E, bit 6 = sign, bits 5..0 = M. The quantum of a box is the
-// step of M, 2^(E - 132). Four bytes are computed at a time in one 32-bit word, M by exact
+// step of M, 2^(E - 132). A box with an infinity or a NaN has E = 255, and numbers of fewer bits
+// (encode_nonfinite). Four bytes are computed at a time in one 32-bit word, M by exact
 // floating-point arithmetic. Boxes with E < SMALLEST_EXACT_EXPONENT are encoded by integers: their
 // quanta are so small that subnormal floats, which arithmetic flushes to 0, would matter.
 #pragma once
@@ -12,6 +13,7 @@
 namespace cto::format::msfp15 {
 
 constexpr u32 SMALLEST_EXACT_EXPONENT = 8;
+constexpr u32 NOT_FINITE = 255;  // E of a box with an infinity or a NaN
 
 // A float with the same code as x. Codes depend on the upper seven bits of a fraction only, so a
 // double is truncated; beyond float's range it becomes infinity or zero.
@@ -118,12 +120,10 @@ __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_expo
     return codes;
 }
 
-// The box of eight codes sign << 6 | M: puts bit j of E in bit 7 of byte j. E = 255: an element is
-// infinity or NaN; then the box is 0x80 in each byte (keep_nonfinite), else 0.
-__device__ __forceinline__ uint2 with_exponent(uint2 codes, u32 shared_exponent,
-                                               bool keep_nonfinite) {
-    const u32 lost = keep_nonfinite ? 0x80808080u : 0;
-    if (shared_exponent == 255) return make_uint2(lost, lost);
+// The box of eight codes sign << 6 | M: puts bit j of E in bit 7 of byte j. E = 255, where an
+// element is infinity or NaN: eight zeros.
+__device__ __forceinline__ uint2 with_exponent(uint2 codes, u32 shared_exponent) {
+    if (shared_exponent == NOT_FINITE) return make_uint2(0, 0);
     return make_uint2(codes.x | spread_nibble(shared_exponent & 15),
                       codes.y | spread_nibble(shared_exponent >> 4));
 }
@@ -226,10 +226,8 @@ __device__ __forceinline__ u32 with_signs(u32 magnitudes, u32 negative, u32 nonz
 // half up, from 1 (but 0 of 0) to 63; shared_exponent = E. scale = 2^(132 - E), whose biased
 // exponent is 259 - E. For a box of zeros `largest - 1` wraps around; any scale gives 0 then.
 template <bool HAS_SMALL>
-__device__ __forceinline__ uint2 encode_box(const Box<HAS_SMALL>& box, bool keep_nonfinite,
-                                            u32& shared_exponent) {
+__device__ __forceinline__ uint2 encode_box(const Box<HAS_SMALL>& box, u32 shared_exponent) {
     const u32 largest = box.largest();
-    shared_exponent = largest >> 23;
     u32 low, high;
     if (!HAS_SMALL || largest - 1 >= (SMALLEST_EXACT_EXPONENT << 23) - 1) {
         const float scale = __uint_as_float((259 - shared_exponent) << 23);
@@ -240,19 +238,23 @@ __device__ __forceinline__ uint2 encode_box(const Box<HAS_SMALL>& box, bool keep
     }
     const uint2 codes = make_uint2(with_signs(low, box.negative.x, box.nonzero.x),
                                    with_signs(high, box.negative.y, box.nonzero.y));
-    return with_exponent(codes, shared_exponent, keep_nonfinite);
+    return with_exponent(codes, shared_exponent);
 }
 
 // ---- boxes --------------------------------------------------------------------------------------
 
-// The eight bytes of a box: byte j = bit j of E << 7 | sign << 6 | M, M = |x| / 2^(E - 132) rounded
-// half up, at most 63. Fewer registers but more instructions than encode_box of a Box.
-template <bool KEEP_SIGN>
-__device__ __forceinline__ uint2 encode_box(const float (&x)[8], bool keep_nonfinite) {
+// E of the box x[0..7].
+__device__ __forceinline__ u32 exponent_of(const float (&x)[8]) {
     u32 largest = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) largest = max(largest, bits_of(x[j]) & 0x7FFFFFFFu);
-    const u32 shared_exponent = largest >> 23;
+    return largest >> 23;
+}
+
+// The eight bytes of a box: byte j = bit j of E << 7 | sign << 6 | M, M = |x| / 2^(E - 132) rounded
+// half up, at most 63; shared_exponent = E. Fewer registers but more instructions than encode_box of a Box.
+template <bool KEEP_SIGN>
+__device__ __forceinline__ uint2 encode_box(const float (&x)[8], u32 shared_exponent) {
     uint2 codes;
     if (shared_exponent >= SMALLEST_EXACT_EXPONENT) {
         const float scale = __uint_as_float((259 - shared_exponent) << 23);
@@ -261,20 +263,82 @@ __device__ __forceinline__ uint2 encode_box(const float (&x)[8], bool keep_nonfi
         codes = make_uint2(encode_four_small<KEEP_SIGN>(x, shared_exponent),
                            encode_four_small<KEEP_SIGN>(x + 4, shared_exponent));
     }
-    return with_exponent(codes, shared_exponent, keep_nonfinite);
+    return with_exponent(codes, shared_exponent);
 }
 
-// The eight bytes of the box of x[0..7], by the faster way for these parameters.
+// ---- boxes with infinities and NaNs -------------------------------------------------------------
+//
+// Byte j: bit 7 set, bit 6 = sign, bit 5 = bit j of F, bits 4..0 = M: 31 is NaN, 30 infinity, and
+// the number of others is (-1)^sign * M * 2^(F - 131). A box of eight bytes 0x80, which older
+// encoders wrote, is eight NaNs.
+
+constexpr u32 CODE_OF_NAN = 31, CODE_OF_INFINITY = 30;
+constexpr u32 ALL_NAN = 0x80808080u;
+constexpr u32 TO_NEXT_EXPONENT = 0x140000;  // added to a size from 29.5 2^(F - 131) on
+
+// The bits of |x| in float; without KEEP_SIGN subnormals are 0.
 template <bool KEEP_SIGN, class E>
-__device__ __forceinline__ uint2 encode_elements(const E* x, bool keep_nonfinite) {
+__device__ __forceinline__ u32 size_of(E x) {
+    const u32 size = bits_of(truncated<KEEP_SIGN>(x)) & 0x7FFFFFFFu;
+    return KEEP_SIGN || size >= 0x800000u ? size : 0;
+}
+
+// Bits 6 and 4..0 of the code of x, M at most `most`.
+template <bool KEEP_SIGN, class E>
+__device__ __forceinline__ u32 code_beside_nonfinite(E x, u32 of_box, u32 most) {
+    const u32 size = size_of<KEEP_SIGN>(x), exponent = size >> 23;
+    const u32 sign = nan::sign_of(x) >> 25;
+    if (exponent == NOT_FINITE) return sign | (nan::is_nan(x) ? CODE_OF_NAN : CODE_OF_INFINITY);
+    if (size == 0) return 0;
+    const u32 significand = (size & 0x7FFFFFu) | (exponent == 0 ? 0 : 0x800000u);
+    const u32 magnitude = ((significand >> min(18 + of_box - max(exponent, 1u), 31u)) + 1) >> 1;
+    return sign | max(min(magnitude, most), KEEP_SIGN ? 1u : 0u);
+}
+
+// The eight bytes of the box of x[0..7], of which one at least is not finite. x is indexed in loops,
+// so that a rare box costs the others no registers: it is in memory.
+template <bool KEEP_SIGN, class E>
+__device__ __forceinline__ uint2 encode_nonfinite(const E* x) {
+    u32 largest = 0;
+#pragma unroll 1
+    for (int j = 0; j < 8; ++j) {
+        const u32 size = size_of<KEEP_SIGN>(x[j]);
+        if (size < 0x7F800000u) largest = max(largest, size);
+    }
+    const u32 of_box = (largest + TO_NEXT_EXPONENT) >> 23;
+    // With the next exponent M = 16 is a power of two above all elements, and may be infinity.
+    const u32 most = of_box == largest >> 23 ? CODE_OF_INFINITY - 1 : 15;
+    u64 codes = 0;
+#pragma unroll 1
+    for (int j = 7; j >= 0; --j)
+        codes = codes << 8 | 0x80u | (of_box >> j & 1) << 5 |
+                code_beside_nonfinite<KEEP_SIGN>(x[j], of_box, most);
+    return make_uint2(static_cast<u32>(codes), static_cast<u32>(codes >> 32));
+}
+
+// encode_nonfinite of elements in registers.
+template <bool KEEP_SIGN, class E>
+__device__ __forceinline__ uint2 encode_copy(const E* x) {
+    E in_memory[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) in_memory[j] = x[j];
+    return encode_nonfinite<KEEP_SIGN>(in_memory);
+}
+
+// The eight bytes of the box of x[0..7], by the faster way for these parameters; zeros of a box
+// that is not finite. shared_exponent = E.
+template <bool KEEP_SIGN, class E>
+__device__ __forceinline__ uint2 encode_elements(const E* x, u32& shared_exponent) {
     if constexpr (KEEP_SIGN) {
-        u32 shared_exponent;
-        return encode_box(box_of(x), keep_nonfinite, shared_exponent);
+        const auto box = box_of(x);
+        shared_exponent = box.largest() >> 23;
+        return encode_box(box, shared_exponent);
     } else {
         float values[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) values[j] = truncated(x[j]);
-        return encode_box<false>(values, keep_nonfinite);
+        shared_exponent = exponent_of(values);
+        return encode_box<false>(values, shared_exponent);
     }
 }
 
@@ -321,13 +385,34 @@ __device__ __forceinline__ void decode_four(u32 codes, float quantum, Y* y) {
     for (int j = 0; j < N; ++j) y[j] = from_decoded<Y>(decode_element(offset, j, quantum));
 }
 
-// y[j] = element share * N + j of the box, j < N; NaN if keep_nonfinite and E = 255.
+// y[j] = element first + j, j < n, of a box that encode_nonfinite or an older encoder wrote.
+template <class Y>
+__device__ __forceinline__ void decode_nonfinite(uint2 codes, int first, int n, Y* y) {
+    const bool all_nan = codes.x == ALL_NAN && codes.y == ALL_NAN;
+    const u32 of_box = gather_nibble(codes.x << 2) | gather_nibble(codes.y << 2) << 4;
+    const float quantum = quantum_of(of_box + 1);
+#pragma unroll 1
+    for (int j = 0; j < n; ++j) {
+        const int place = first + j;
+        const u32 code = (place < 4 ? codes.x : codes.y) >> 8 * (place & 3);
+        const u32 magnitude = code & 31u, sign = code << 25 & 0x80000000u;
+        float size = multiply_subnormal(static_cast<float>(magnitude), quantum);
+        if (magnitude == CODE_OF_INFINITY) size = __uint_as_float(0x7F800000u);
+        y[j] = from_decoded<Y>(__uint_as_float(bits_of(size) | (magnitude == 0 ? 0 : sign)));
+        if (magnitude == CODE_OF_NAN || all_nan) y[j] = nan::of_sign<Y>(all_nan ? 0 : sign);
+    }
+}
+
+// y[j] = element share * N + j of the box, j < N. E = 255 is a box with infinities or NaNs if
+// keep_nonfinite.
 template <int N, class Y>
 __device__ __forceinline__ void decode_share(uint2 codes, int share, bool keep_nonfinite, Y* y) {
     const u32 shared_exponent = shared_exponent_of(codes);
-    if (keep_nonfinite && shared_exponent == 255) {
+    if (keep_nonfinite && shared_exponent == NOT_FINITE) {
+        Y in_memory[N];  // as in encode_elements
+        decode_nonfinite(codes, share * N, N, in_memory);
 #pragma unroll
-        for (int j = 0; j < N; ++j) y[j] = nan::of_sign<Y>(0);
+        for (int j = 0; j < N; ++j) y[j] = in_memory[j];
         return;
     }
     const float quantum = quantum_of(shared_exponent);

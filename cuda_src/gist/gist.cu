@@ -133,19 +133,54 @@ struct Unpack1 {
 
 // ---- MSFP15: eight elements to eight bytes ------------------------------------------------------
 
-// codes[8 b .. 8 b + 7] = the eight bytes of box b, of x[8 b .. 8 b + 7].
+// codes[8 b .. 8 b + 7] = the eight bytes of box b, of x[8 b .. 8 b + 7]; zeros of a box that is
+// not finite, which is noted.
 template <bool KEEP_SIGN>
 struct Msfp15Encode {
-    bool keep_nonfinite;
+    bool& saw_nonfinite;
     __device__ Vec<u8, READ_BOXES> operator()(const Vec<T, READ_BOXES>& x, int) const {
         Vec<u8, READ_BOXES> codes;
 #pragma unroll
-        for (int box = 0; box < READ_BOXES / BOX; ++box)
+        for (int box = 0; box < READ_BOXES / BOX; ++box) {
+            u32 exponent;
             reinterpret_cast<uint2*>(codes.at)[box] =
-                msfp15::encode_elements<KEEP_SIGN>(x.at + BOX * box, keep_nonfinite);
+                msfp15::encode_elements<KEEP_SIGN>(x.at + BOX * box, exponent);
+            saw_nonfinite |= exponent == msfp15::NOT_FINITE;
+        }
         return codes;
     }
 };
+
+// The codes of those of the thread's boxes that are not finite. x is read again, so that the others
+// are encoded without more registers.
+template <bool KEEP_SIGN>
+__device__ __forceinline__ void encode_nonfinite_boxes(const T* x, u8* y, i64 n_x, i64 n_y) {
+    constexpr int VECTORS = THREADS * (TILE_NBYTES / (READ_BOXES * sizeof(T)));
+    const i64 first = static_cast<i64>(blockIdx.x) * VECTORS;
+#pragma unroll 1
+    for (i64 i = first + threadIdx.x; i < first + VECTORS; i += THREADS) {
+#pragma unroll 1
+        for (i64 element = i * READ_BOXES; element < (i + 1) * READ_BOXES; element += BOX) {
+            const auto loaded = vec::load_elements<T, BOX>(x, element, n_x);
+            u32 exponent;
+            msfp15::encode_elements<KEEP_SIGN>(loaded.at, exponent);
+            if (exponent != msfp15::NOT_FINITE) continue;
+            const uint2 codes = msfp15::encode_copy<KEEP_SIGN>(loaded.at);
+            vec::store_elements<u8, BOX>(y, element, n_y,
+                                         *reinterpret_cast<const Vec<u8, BOX>*>(&codes));
+        }
+    }
+}
+
+// y = the MSFP15 boxes of x.
+template <bool KEEP_SIGN>
+__device__ __forceinline__ void encode_msfp15(bool aligned, const T* x, u8* y, i64 n_x, i64 n_y,
+                                              bool keep_nonfinite) {
+    bool saw_nonfinite = false;
+    map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y,
+                                      Msfp15Encode<KEEP_SIGN>{saw_nonfinite});
+    if (saw_nonfinite && keep_nonfinite) encode_nonfinite_boxes<KEEP_SIGN>(x, y, n_x, n_y);
+}
 
 // y = elements share * 8 / SHARES to (share + 1) * 8 / SHARES - 1 of each box of eight bytes.
 struct Msfp15Decode {
@@ -305,14 +340,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
                              bool keep_nonfinite) {
-    map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y, Msfp15Encode<false>{keep_nonfinite});
+    encode_msfp15<false>(aligned, x, y, n_x, n_y, keep_nonfinite);
 }
 // y[8 b .. 8 b + 7] = the MSFP15 box of x[8 b .. 8 b + 7], in which what is not 0 has M >= 1 and so
 // keeps its sign.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_encoder__keep_sign(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
                                         bool keep_nonfinite) {
-    map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y, Msfp15Encode<true>{keep_nonfinite});
+    encode_msfp15<true>(aligned, x, y, n_x, n_y, keep_nonfinite);
 }
 // y[8 b .. 8 b + 7] = the numbers of the MSFP15 box x[8 b .. 8 b + 7].
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -37,8 +37,11 @@ __device__ __forceinline__ void store_codes(u8* y, i64 tile, bool aligned, uint2
 __device__ __forceinline__ u32 encode_tile(const Tile<T>& loaded, u8* y, i64 tile, bool aligned,
                                            bool keep_nonfinite) {
     u32 exponent;
-    const auto box = format::msfp15::box_of(reinterpret_cast<const T*>(loaded.at));
-    store_codes(y, tile, aligned, format::msfp15::encode_box(box, keep_nonfinite, exponent));
+    const T* const elements = reinterpret_cast<const T*>(loaded.at);
+    uint2 codes = format::msfp15::encode_elements<true>(elements, exponent);
+    if (exponent == NOT_FINITE && keep_nonfinite)
+        codes = format::msfp15::encode_copy<true>(elements);
+    store_codes(y, tile, aligned, codes);
     return exponent;
 }
 

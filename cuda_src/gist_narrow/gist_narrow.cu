@@ -161,30 +161,15 @@ struct ScaledFp8 {
     static constexpr int BLOCK = facts::gist_narrow::BLOCK;
     using Magnitude = decltype(scaled_fp8::magnitude_of(Acc<T>(0)));
 
-    // The block's largest magnitude, as bits; leave_out: of its finite elements only.
-    static __device__ __forceinline__ Magnitude largest_of(const Elements& x, bool leave_out) {
-        const Magnitude infinity = scaled_fp8::infinity_like(Acc<T>(0));
-        Magnitude largest = 0;
-#pragma unroll
-        for (int i = 0; i < READ; ++i) {
-            const Magnitude magnitude = scaled_fp8::magnitude_of(to_acc(x.at[i]));
-            if (!leave_out || magnitude < infinity) largest = max(largest, magnitude);
-        }
-        return largest_of_block<BLOCK>(largest);
-    }
-
-    // Byte j = the code of x[j], j < 4; power = 2^-scale. The conversions to four codes at once are
-    // from float, and not for infinity or NaN.
+    // Byte j = the code of x[j], j < 4; power = 2^-scale. The conversion to four codes at once is
+    // from float; all are finite.
     static __device__ __forceinline__ u32 four_codes(const T* x,
-                                                     const scaled_fp8::Power<Acc<T>>& power,
-                                                     bool finite) {
+                                                     const scaled_fp8::Power<Acc<T>>& power) {
         if constexpr (ARE_SAME<Acc<T>, float>) {
-            if (finite) {
-                float scaled[4];
+            float scaled[4];
 #pragma unroll
-                for (int j = 0; j < 4; ++j) scaled[j] = scaled_fp8::times(to_acc(x[j]), power);
-                return scaled_fp8::codes_of<F>(scaled);
-            }
+            for (int j = 0; j < 4; ++j) scaled[j] = scaled_fp8::times(to_acc(x[j]), power);
+            return scaled_fp8::codes_of<F>(scaled);
         }
         u32 codes = 0;
 #pragma unroll
@@ -194,23 +179,57 @@ struct ScaledFp8 {
 
     // All threads of a warp call it: the threads of a block of elements find its scale together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
-        Magnitude largest = largest_of(x, false);
-        const bool finite = !__any_sync(ALL_LANES, largest >= scaled_fp8::infinity_like(Acc<T>(0)));
-        if (!finite) largest = largest_of(x, true);
+        Magnitude largest = 0;
+#pragma unroll
+        for (int i = 0; i < READ; ++i)
+            largest = max(largest, scaled_fp8::magnitude_of(to_acc(x.at[i])));
+        largest = largest_of_block<BLOCK>(largest);
+        if (__any_sync(ALL_LANES, largest >= scaled_fp8::infinity_like(Acc<T>(0))))
+            return encode_nonfinite(x);
         Encoded encoded;
         encoded.scale = scaled_fp8::scale_of<F>(largest);
         const auto power = scaled_fp8::power_of_two(-encoded.scale, Acc<T>(0));
 #pragma unroll
         for (int word = 0; word < READ / 4; ++word)
-            reinterpret_cast<u32*>(encoded.codes.at)[word] =
-                four_codes(x.at + 4 * word, power, finite);
+            reinterpret_cast<u32*>(encoded.codes.at)[word] = four_codes(x.at + 4 * word, power);
+        return encoded;
+    }
+
+    // The same where a block of the warp has an infinity or a NaN. It is called, and indexes x in
+    // loops, so that it costs the others no registers.
+    static __device__ __noinline__ Encoded encode_nonfinite(Elements x) {
+        const Magnitude infinity = scaled_fp8::infinity_like(Acc<T>(0));
+        Magnitude largest = 0;
+        u32 infinite = 0;
+#pragma unroll 1
+        for (int i = 0; i < READ; ++i) {
+            const Magnitude magnitude = scaled_fp8::magnitude_of(to_acc(x.at[i]));
+            if (magnitude < infinity) largest = max(largest, magnitude);
+            if (magnitude == infinity) infinite = 1;
+        }
+        const int scale = scaled_fp8::scale_of<F>(largest_of_block<BLOCK>(largest));
+        const bool marked = largest_of_block<BLOCK>(infinite) != 0 && F::MARKS_INFINITY;
+        const auto power = scaled_fp8::power_of_two(marked ? -scale - 1 : -scale, Acc<T>(0));
+        Encoded encoded;
+        encoded.scale = marked ? scaled_fp8::marked(scale) : scale;
+#pragma unroll 1
+        for (int i = 0; i < READ; ++i)
+            encoded.codes.at[i] = static_cast<u8>(scaled_fp8::encode<F>(x.at[i], power));
         return encoded;
     }
 
     // y[i] = (number of codes[i]) * 2^scale. decode_four is faster for E4M3 only.
     static __device__ __forceinline__ Vec<T, WRITE> decode(const Vec<u8, WRITE>& codes, int scale) {
-        const auto power = scaled_fp8::power_of_two(scale + F::UNSCALED, Acc<T>(0));
         Vec<T, WRITE> y;
+        if (F::MARKS_INFINITY && scaled_fp8::is_marked(scale)) {
+            const auto power =
+                scaled_fp8::power_of_two(scaled_fp8::unmarked(scale) + F::UNSCALED, Acc<T>(0));
+#pragma unroll
+            for (int i = 0; i < WRITE; ++i)
+                y.at[i] = scaled_fp8::decode_marked<F, T>(codes.at[i], power);
+            return y;
+        }
+        const auto power = scaled_fp8::power_of_two(scale + F::UNSCALED, Acc<T>(0));
         if constexpr (WRITE % 4 == 0 && F::AS_HALF < 8) {
 #pragma unroll
             for (int i = 0; i < WRITE; i += 4)
@@ -224,7 +243,8 @@ struct ScaledFp8 {
     }
 };
 
-// code = round(x / scale), an int8; scale = the block's largest magnitude / 127, a bfloat16.
+// code = round(x / scale), an int8; scale = the block's largest magnitude / 127, a bfloat16; of a
+// block that is not finite as scaled_int8.cuh says.
 // KEEP_SIGN: elements other than 0 that would round to 0 become 1 or -1.
 template <bool KEEP_SIGN>
 struct ScaledInt8 {
@@ -239,24 +259,69 @@ struct ScaledInt8 {
             narrow[i] = static_cast<float>(to_acc(x.at[i]));
             largest = max(largest, scaled_fp8::magnitude_of(narrow[i]));
         }
-        const u32 scale = scaled_int8::scale_of(largest_of_block<BLOCK>(largest));
-        const float inverse = scaled_int8::inverse_of(scale);
+        largest = largest_of_block<BLOCK>(largest);
+        if (__any_sync(ALL_LANES, largest >= scaled_int8::INFINITY_BITS))
+            return encode_nonfinite(x, largest);
+        constexpr int MOST = scaled_int8::LARGEST;
+        const u32 scale = scaled_int8::scale_of<MOST>(largest);
+        const float inverse = 1.0f / scaled_int8::value_of(scale);
         Encoded encoded;
         encoded.scale = static_cast<int>(scale);
 #pragma unroll
+        for (int i = 0; i < READ; ++i)
+            encoded.codes.at[i] =
+                static_cast<u8>(with_sign(scaled_int8::rounded<MOST>(narrow[i], inverse), x.at[i]));
+        return encoded;
+    }
+
+    // The same where a block of the warp has an infinity or a NaN; largest: of the thread's block.
+    // It is called, and indexes x in loops, so that it costs the others no registers.
+    static __device__ __noinline__ Encoded encode_nonfinite(Elements x, u32 largest) {
+        const bool is_finite = largest < scaled_int8::INFINITY_BITS;
+        u32 of_finite = 0;
+#pragma unroll 1
         for (int i = 0; i < READ; ++i) {
-            int code = scaled_int8::rounded(narrow[i], inverse);
-            if constexpr (KEEP_SIGN) {
-                const bool zero = scaled_fp8::magnitude_of(to_acc(x.at[i])) == 0;
-                if (code == 0 && !zero && inverse != 0) code = nan::sign_of(x.at[i]) ? -1 : 1;
-            }
+            const u32 magnitude = scaled_fp8::magnitude_of(static_cast<float>(to_acc(x.at[i])));
+            if (magnitude < scaled_int8::INFINITY_BITS) of_finite = max(of_finite, magnitude);
+        }
+        of_finite = largest_of_block<BLOCK>(of_finite);
+        constexpr int ALONE = scaled_int8::LARGEST, BESIDE = scaled_int8::LARGEST_BESIDE_NONFINITE;
+        const u32 scale = is_finite ? scaled_int8::scale_of<ALONE>(of_finite)
+                                    : scaled_int8::scale_of<BESIDE>(of_finite);
+        const float inverse = 1.0f / scaled_int8::value_of(scale);
+        Encoded encoded;
+        encoded.scale = static_cast<int>(is_finite ? scale : scale | scaled_int8::IS_NONFINITE);
+#pragma unroll 1
+        for (int i = 0; i < READ; ++i) {
+            const float narrow = static_cast<float>(to_acc(x.at[i]));
+            const u32 magnitude = scaled_fp8::magnitude_of(narrow);
+            int code = scaled_int8::CODE_OF_NAN;
+            if (magnitude == scaled_int8::INFINITY_BITS)
+                code = nan::sign_of(x.at[i]) ? -scaled_int8::CODE_OF_INFINITY
+                                             : scaled_int8::CODE_OF_INFINITY;
+            if (magnitude < scaled_int8::INFINITY_BITS)
+                code = with_sign(is_finite ? scaled_int8::rounded<ALONE>(narrow, inverse)
+                                           : scaled_int8::rounded<BESIDE>(narrow, inverse),
+                                 x.at[i]);
             encoded.codes.at[i] = static_cast<u8>(code);
         }
         return encoded;
     }
 
+    // KEEP_SIGN: 1 or -1 in place of a code 0 of x, unless x is 0.
+    static __device__ __forceinline__ int with_sign(int code, T x) {
+        const bool is_lost = KEEP_SIGN && code == 0 && scaled_fp8::magnitude_of(to_acc(x)) != 0;
+        return is_lost ? (nan::sign_of(x) ? -1 : 1) : code;
+    }
+
     static __device__ __forceinline__ Vec<T, WRITE> decode(const Vec<u8, WRITE>& codes, int scale) {
         Vec<T, WRITE> y;
+        if (scale < 0) {
+#pragma unroll
+            for (int i = 0; i < WRITE; ++i)
+                y.at[i] = scaled_int8::decode_nonfinite<T>(codes.at[i], scale);
+            return y;
+        }
 #pragma unroll
         for (int i = 0; i < WRITE; ++i) y.at[i] = scaled_int8::decode<T>(codes.at[i], scale);
         return y;

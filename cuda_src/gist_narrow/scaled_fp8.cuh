@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // 8-bit floats of x / 2^s: the scale s of a block, its codes, and their decoding.
 //
-// E4M3 has no infinity and one NaN, 0x7F; E5M2 has both. Scales are of finite elements only.
+// E5M2 has infinity and NaN. E4M3 has one NaN, 0x7F, and no infinity: in a block with infinities its
+// largest code, 0x7E, is one, which bit 14 of the scale says by being unlike bit 15; that scale is
+// larger by one, so that no finite element has this code. Scales are of finite elements only.
 #pragma once
 #include "core/vec.cuh"
 #include "format/nan.cuh"
@@ -15,14 +17,16 @@ namespace cto::format::scaled_fp8 {
 struct E4m3 {
     static constexpr int BIAS = 7, FRACTION = 3, LARGEST_EXPONENT = 8;
     static constexpr u32 FIRST_BEYOND = 0x680000, TIE_STAYS = 1;
-    static constexpr u32 INFINITY_CODE = 0x7F, NAN_CODE = 0x7F, FIRST_NAN = 0x7F;
+    static constexpr u32 INFINITY_CODE = 0x7E, NAN_CODE = 0x7F, FIRST_NAN = 0x7F;
     static constexpr int AS_HALF = 7, UNSCALED = 8;
+    static constexpr bool MARKS_INFINITY = true;
 };
 struct E5m2 {
     static constexpr int BIAS = 15, FRACTION = 2, LARGEST_EXPONENT = 15;
     static constexpr u32 FIRST_BEYOND = 0x700000, TIE_STAYS = 0;
     static constexpr u32 INFINITY_CODE = 0x7C, NAN_CODE = 0x7E, FIRST_NAN = 0x7D;
     static constexpr int AS_HALF = 8, UNSCALED = 0;
+    static constexpr bool MARKS_INFINITY = false;
 };
 
 __device__ __forceinline__ u32 magnitude_of(float x) { return bits_of(x) & 0x7FFFFFFFu; }
@@ -48,6 +52,15 @@ __device__ __forceinline__ int scale_of(u64 magnitude) {
     const u64 fraction = magnitude << shift & 0xFFFFFFFFFFFFFull;
     const u64 first_beyond = (static_cast<u64>(F::FIRST_BEYOND) << 29) + F::TIE_STAYS;
     return exponent - F::LARGEST_EXPONENT + (fraction >= first_beyond);
+}
+
+constexpr int INFINITY_MARK = 0x4000;
+
+// The scale of a block with infinities, and back; no scale is beyond -1082 to 1020 without the mark.
+__device__ __forceinline__ int marked(int scale) { return (scale + 1) ^ INFINITY_MARK; }
+__device__ __forceinline__ int unmarked(int scale) { return scale ^ INFINITY_MARK; }
+__device__ __forceinline__ bool is_marked(int scale) {
+    return ((scale ^ scale >> 1) & INFINITY_MARK) != 0;
 }
 
 // 2^exponent = first * second: in one number of type A it may overflow or be subnormal. An exponent
@@ -115,6 +128,14 @@ __device__ __forceinline__ E decode(u32 code, const Power<Acc<E>>& power) {
     if (magnitude >= F::FIRST_NAN) return nan::of_sign<E>(code << 24 & 0x80000000u);
     const Acc<E> value = to_acc(__ushort_as_half(static_cast<u16>(half)));
     return from_acc<E>(times(value, power));
+}
+
+// `decode` for a block with infinities.
+template <class F, class E>
+__device__ __forceinline__ E decode_marked(u32 code, const Power<Acc<E>>& power) {
+    if ((code & 0x7Fu) != F::INFINITY_CODE) return decode<F, E>(code, power);
+    const u32 sign = code << 24 & 0x80000000u;
+    return from_acc<E>(static_cast<Acc<E>>(__uint_as_float(0x7F800000u | sign)));
 }
 
 // y[j] = decode(byte j of codes), j < 4: two at a time as halves, then NaNs are put in their

@@ -67,13 +67,21 @@ struct Msfp15 {
         return make_uint4(low.x, low.y, high.x, high.y);
     }
     static __device__ void decode(const uint4& code, E* values) {
+        const uint2 low = make_uint2(code.x, code.y), high = make_uint2(code.z, code.w);
         Group<E, GROUP> group;
-        format::msfp15::decode_share<8>(make_uint2(code.x, code.y), 0, false, group.at);
-        format::msfp15::decode_share<8>(make_uint2(code.z, code.w), 0, false, group.at + 8);
+        format::msfp15::decode_share<8>(low, 0, false, group.at);
+        format::msfp15::decode_share<8>(high, 0, false, group.at + 8);
         *reinterpret_cast<Group<E, GROUP>*>(values) = group;
+        decode_nonfinite(low, values);
+        decode_nonfinite(high, values + 8);
     }
 
   private:
+    // values[0..7] = the box, if it is not finite.
+    static __device__ void decode_nonfinite(uint2 codes, E* values) {
+        if (format::msfp15::shared_exponent_of(codes) == format::msfp15::NOT_FINITE)
+            format::msfp15::decode_nonfinite(codes, 0, 8, values);
+    }
     // The box of values[0..7].
     static __device__ uint2 encode_box(const E* values) {
         constexpr int AT_ONCE = sizeof(E) == 8 ? 2 : 8;  // doubles would take 16 registers
@@ -85,7 +93,10 @@ struct Msfp15 {
             for (int i = 0; i < AT_ONCE; ++i)
                 box[first + i] = format::msfp15::truncated<KEEP_SIGN>(some.at[i]);
         }
-        return format::msfp15::encode_box<KEEP_SIGN>(box, false);
+        const u32 exponent = format::msfp15::exponent_of(box);
+        return exponent == format::msfp15::NOT_FINITE
+                   ? format::msfp15::encode_nonfinite<KEEP_SIGN>(values)
+                   : format::msfp15::encode_box<KEEP_SIGN>(box, exponent);
     }
 };
 

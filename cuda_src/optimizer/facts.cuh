@@ -39,4 +39,25 @@ constexpr int POINTERS = CTO_POINTERS;
 // 20 bytes each
 constexpr int ONE_LIST = CTO_ONE_LIST;
 
+struct SGDRule {
+    double momentum;
+    double dampening;
+    double weight_decay;
+    unsigned long long seed;
+    int nesterov;
+    int maximize;
+    int rounds_at_random;
+};
+static_assert(sizeof(SGDRule) == 48);
+
+#ifndef __CUDACC_RTC__
+static_assert(offsetof(SGDRule, momentum) == 0);
+static_assert(offsetof(SGDRule, dampening) == 8);
+static_assert(offsetof(SGDRule, weight_decay) == 16);
+static_assert(offsetof(SGDRule, seed) == 24);
+static_assert(offsetof(SGDRule, nesterov) == 32);
+static_assert(offsetof(SGDRule, maximize) == 36);
+static_assert(offsetof(SGDRule, rounds_at_random) == 40);
+#endif
+
 }  // namespace cto::facts::optimizer

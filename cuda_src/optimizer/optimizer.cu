@@ -35,31 +35,110 @@ using Chunk = multi_tensor::BlockChunk<CHUNK>;
 // ---- SGD ----------------------------------------------------------------------------------------
 
 struct SgdFactors {
-    ACC divisor, rate;
-    bool update;  // else the step is skipped
+    ACC divisor, rate, weight_decay, momentum, rest_of_dampening;
+    RandomRounding rounding;
+    bool nesterov, is_first, update;  // without update the step is skipped
 };
 
-// delta = -rate g / divisor; w = w + delta.
+__device__ __forceinline__ SgdFactors sgd_factors(const SGDRule& rule, const Either<1>& rate,
+                                                  const Either<1>& step,
+                                                  const Either<1>& loss_scale,
+                                                  const Either<1>& norm, const Either<1>& max_norm,
+                                                  const Either<1>& update) {
+    const double scale = as_double(loss_scale), lr = as_double(rate);
+    const double divisor = step::gradient_divisor(scale, as_double(norm), as_double(max_norm));
+    const i64 count = as_i64(step);
+    SgdFactors by;
+    by.divisor = static_cast<ACC>(rule.maximize ? -divisor : divisor);
+    by.rate = static_cast<ACC>(lr);
+    by.weight_decay = static_cast<ACC>(rule.weight_decay);
+    by.momentum = static_cast<ACC>(rule.momentum);
+    by.rest_of_dampening = static_cast<ACC>(1.0 - rule.dampening);
+    by.rounding = {rule.seed, static_cast<u64>(count), rule.rounds_at_random != 0};
+    by.nesterov = rule.nesterov;
+    by.is_first = count <= 1;
+    by.update = as_i64(update) && step::can_be_made(lr, scale);
+    return by;
+}
+
+// g = gradient / divisor + weight_decay w, u = g; with HAS_MOMENTUM b = momentum b + (1 - dampening) g,
+// or g in the first step, and u = b, or g + momentum b with nesterov. delta = -rate u; w = w + delta.
+template <bool HAS_MOMENTUM>
 struct Sgd : Descent<W, GRAD> {
+    const ACC* momentum;  // null without HAS_MOMENTUM
+    ACC* new_momentum;
     SgdFactors by;
 
+    using Base = Descent<W, GRAD>;
+
+    template <int N>
+    struct Loaded : Base::template Loaded<N> {
+        Vec<ACC, HAS_MOMENTUM ? N : 1> momentum;
+    };
+
+    __device__ bool has_vecs_at(int first) const {
+        return Base::has_vecs_at(first) &&
+               all_may_have_vecs_at<WIDTH>(first, momentum, new_momentum);
+    }
+    template <int N>
+    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
+        Base::load(loaded, i);
+        if constexpr (HAS_MOMENTUM) parameter_update::load(loaded.momentum, momentum, i);
+    }
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
-        ACC delta[N], weight[N];
+        ACC delta[N], weight[N], kept[N];
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            delta[k] = -by.rate * (to_acc(loaded.g.at[k]) / by.divisor);
-            weight[k] = to_acc(loaded.w.at[k]) + delta[k];
+            const ACC before = to_acc(loaded.w.at[k]);
+            ACC u = to_acc(loaded.g.at[k]) / by.divisor;
+            if (by.weight_decay != 0) u += by.weight_decay * before;
+            if constexpr (HAS_MOMENTUM) {
+                const ACC sum = by.momentum * loaded.momentum.at[k] + by.rest_of_dampening * u;
+                kept[k] = by.is_first ? u : sum;
+                u = by.nesterov ? u + by.momentum * kept[k] : kept[k];
+            }
+            delta[k] = -by.rate * u;
+            weight[k] = before + delta[k];
         }
-        put(new_w, new_g, copy, i, weight, delta);
+        if constexpr (HAS_MOMENTUM) parameter_update::store(new_momentum, i, kept);
+        put(new_w, new_g, copy, i, weight, delta, by.rounding);
     }
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
-        if (by.update)
+        if (by.update) {
             range_map::map_range<Tiling>(*this, first, end, n);
-        else
-            stay(first, end);
+            return;
+        }
+        stay(first, end);
+        copy_through(momentum, new_momentum, first, end);
     }
 };
+
+// Lists of a launch: 0 to 3 are w, g, low-precision weights and momenta; 4 to 6 the new w, low-precision
+// weights and momenta. A list may be absent.
+constexpr int LISTED = 7, AFTER = 4;
+
+// A step for a list of parameters, or the same weights if it is skipped; a block has one chunk of one
+// tensor. divisor: see step::gradient_divisor.
+template <bool HAS_MOMENTUM>
+__device__ __forceinline__ void descend(const Pointers<POINTERS>& arrays,
+                                        const Columns<LISTED>& columns,
+                                        const TensorSizes<TWO_LISTS>& sizes, const SgdFactors& by,
+                                        bool is_bfloat16) {
+    const Chunk chunk(sizes, columns.n_tensors);
+    const int t = chunk.tensor;
+    const Copy copy{array_of<const u16>(arrays, columns, 2, t),
+                    array_of<u16>(arrays, columns, AFTER + 1, t), is_bfloat16};
+    const ACC* const momentum = HAS_MOMENTUM ? array_of<const ACC>(arrays, columns, 3, t) : nullptr;
+    ACC* const new_momentum = HAS_MOMENTUM ? array_of<ACC>(arrays, columns, AFTER + 2, t) : nullptr;
+    const Sgd<HAS_MOMENTUM> sgd{
+        {array_of<const W>(arrays, columns, 0, t), array_of<const GRAD>(arrays, columns, 1, t),
+         array_of<W>(arrays, columns, AFTER, t), nullptr, copy},
+        momentum,
+        new_momentum,
+        by};
+    sgd.run(chunk.first, chunk.end, chunk.n);
+}
 
 // ---- clipping -----------------------------------------------------------------------------------
 
@@ -106,33 +185,45 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const i64 first = blockIdx.x * Tiling::tile;
     const i64 end = first + Tiling::tile < n ? first + Tiling::tile : n;
     const double lr = as_double(rate);
-    const SgdFactors by{1, static_cast<ACC>(lr), step::can_be_made(lr, 1)};
-    Sgd{{w, g, new_w, new_g, Copy{}}, by}.run(first, end, n);
+    SgdFactors by{};
+    by.divisor = 1;
+    by.rate = static_cast<ACC>(lr);
+    by.update = step::can_be_made(lr, 1);
+    const Sgd<false> sgd{{w, g, new_w, new_g, Copy{}}, nullptr, nullptr, by};
+    sgd.run(first, end, n);
 }
 
-// new_w = w - rate * g / divisor for a list of parameters, or new_w = w if the step is skipped; a block
-// has one chunk of one tensor. divisor: see step::gradient_divisor.
-// arrays: lists 0 to 2 are w, g, low-precision weights; 3 and 4 the new w and low-precision weights.
+// A step over lists.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
-    const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<5> columns,
-    const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ Either<1> rate,
+    const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
+    const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ SGDRule rule,
+    const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,
     const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
     const __grid_constant__ Either<1> max_norm, const __grid_constant__ Either<1> update,
     bool is_bfloat16) {
-    const Chunk chunk(sizes, columns.n_tensors);
-    const int t = chunk.tensor;
-    const double divisor =
-        step::gradient_divisor(as_double(loss_scale), as_double(norm), as_double(max_norm));
-    const double lr = as_double(rate);
-    const bool made = as_i64(update) && step::can_be_made(lr, as_double(loss_scale));
-    const SgdFactors by{static_cast<ACC>(divisor), static_cast<ACC>(lr), made};
-    const Copy copy{array_of<const u16>(arrays, columns, 2, t),
-                    array_of<u16>(arrays, columns, 4, t), is_bfloat16};
-    const Sgd sgd{
-        {array_of<const W>(arrays, columns, 0, t), array_of<const GRAD>(arrays, columns, 1, t),
-         array_of<W>(arrays, columns, 3, t), nullptr, copy},
-        by};
-    sgd.run(chunk.first, chunk.end, chunk.n);
+    const SgdFactors by = sgd_factors(rule, rate, step, loss_scale, norm, max_norm, update);
+    descend<false>(arrays, columns, sizes, by, is_bfloat16);
+}
+
+// optimizer__sgd with momenta.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd_momentum(
+    const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
+    const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ SGDRule rule,
+    const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,
+    const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
+    const __grid_constant__ Either<1> max_norm, const __grid_constant__ Either<1> update,
+    bool is_bfloat16) {
+    const SgdFactors by = sgd_factors(rule, rate, step, loss_scale, norm, max_norm, update);
+    descend<true>(arrays, columns, sizes, by, is_bfloat16);
+}
+
+// new_step = step + 1, or step if the step is skipped. One thread.
+extern "C" __global__ void optimizer__count(const __grid_constant__ Either<1> rate,
+                                            const __grid_constant__ Either<1> step,
+                                            const __grid_constant__ Either<1> loss_scale,
+                                            const __grid_constant__ Either<1> update,
+                                            i64* new_step) {
+    parameter_update::count(rate, step, loss_scale, update, new_step);
 }
 
 // norm = sqrt(sum of squares of all elements of the list), is_finite = norm is finite; either may

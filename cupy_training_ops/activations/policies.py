@@ -23,29 +23,33 @@ NEEDS = ("sign", "mask", "index", *VALUES)
 Policy = Callable[..., str | None]
 T = TypeVar("T")
 
-# A tile with an infinity or NaN decodes to NaN, so that loss scaling notices the overflow.
-OPTIONS: Mapping[str, Mapping[str, object]] = {
-    "msfp15": {"keep_nonfinite": True},
-    "msfp15_signed": {"keep_nonfinite": True},
-}
 LOSSLESS, HALF = "sparse", "pack16"
 WIDER_THAN_16_BITS = ("float32", "float64")
 EXACT = {"sign": "pack1", "mask": "pack1", "index": "index4"}
 
 
 def by_need(
-    of_values: str, _name: str, dtype: str, _shape: tuple[int, ...], need: str
+    of_values: str,
+    _name: str,
+    dtype: str,
+    _shape: tuple[int, ...],
+    need: str,
+    halves: bool = True,
 ) -> str | None:
-    """Return the codec with the fewest bits that serves a need; of_values: for numbers."""
-    if need in BY_RANGE and of_values != LOSSLESS:
+    """Return the codec with the fewest bits that serves a need; of_values: for numbers.
+
+    halves: keep 16 bits where these suffice and codes may not.
+    """
+    if need in BY_RANGE and halves:
         return HALF if dtype in WIDER_THAN_16_BITS else None
     codec = EXACT["mask"] if dtype == "bool" else EXACT.get(need, of_values)
     return codec if dtype in map(dtype_name, get_codec(codec).dtypes) else None
 
 
 POLICIES: Mapping[str, Policy] = {
-    "lossless": partial(by_need, LOSSLESS),
+    "lossless": partial(by_need, LOSSLESS, halves=False),
     "default": partial(by_need, "msfp15_signed"),
+    "wide": partial(by_need, "msfp15_signed", halves=False),
     "small": partial(by_need, "sparse_fp10"),
     "plain_msfp15": partial(by_need, "msfp15"),
 }
@@ -119,7 +123,8 @@ def coders(
 
     With TILES the encoder also returns measured numbers.
     """
-    row, options = get_codec(codec), OPTIONS.get(codec, {})
+    row = get_codec(codec)
+    options = row.defaults  # loss scaling notices an overflow by infinities and NaN
     if measure == TILES:
         encoder: Any = GistGuardedMsfp15Encoder.shared(grouping=grouping, **options)
     else:

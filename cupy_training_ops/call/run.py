@@ -42,6 +42,7 @@ from .tiling import Pieces
 Addresses = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
 Maker = Callable[[], Array]
 NO_VALUES: Values = {}
+LARGE_NBYTES = 2**20  # of results that are not copied; smaller ones may be constants
 
 
 # Addresses of a call's arrays and then of its results; structs of addresses.
@@ -402,8 +403,8 @@ class EmptyCall(Call):
 
 
 class CpuCall(Call):
-    """The CPU provider: a NumPy function, whose results are copied to the outputs; large arrays in
-    pieces if the operator has tiles."""
+    """The CPU provider: a NumPy function, whose results are copied to the outputs, or are these if
+    they are large and new; large arrays in pieces if the operator has tiles."""
 
     def __init__(
         self, prepared: Prepared, function: Callable[..., Any], pieces: Pieces | None
@@ -411,6 +412,30 @@ class CpuCall(Call):
         super().__init__(prepared)
         self.function = function
         self.pieces = pieces
+        plain = not self.has_tensors and prepared.order is None
+        all_new = self.makes_all and self.makes_arrays and not self.has_out
+        results = prepared.results
+        orders = any(result.order is not None or not result.computed for result in results)
+        self.may_return_computed = plain and all_new and pieces is None and not orders
+
+    def finish(
+        self,
+        inputs: Arguments,
+        arrays: Arrays,
+        out: Arrays,
+        workspace: object,
+        placed: Placed | None = None,
+    ) -> object:
+        if workspace is not None or not self.may_return_computed:
+            return super().finish(inputs, arrays, out, workspace, placed)
+        values = self.values(inputs) if self.changing else NO_VALUES
+        if self.has_checks:
+            _, values = self.check(inputs, arrays, (), None, values)
+        self._refuse_all_read_only(arrays, (None,) * len(self.makers))
+        returned = self._one_by_one(self.function(*self._with_hosts(inputs, values)))
+        pairs = zip(returned, self.makers, strict=True)
+        results = tuple([_own(value, make, arrays) for value, make in pairs])
+        return results[0] if self.single_output else self.group_results(results)
 
     def run(
         self,
@@ -467,6 +492,24 @@ class CpuCall(Call):
     def _refuse_read_only(self, name: str, array: Any) -> None:
         if not array.flags.writeable:
             refuse_read_only(self.prepared.op, name)
+
+
+def _own(value: HostArray, make: Maker, arrays: Arrays) -> Any:
+    """Return a large new array itself, else a copy of the value in a new one."""
+    is_alone = value.base is None or value.base.nbytes == value.nbytes
+    if (
+        value.nbytes >= LARGE_NBYTES
+        and is_alone
+        and value.flags.carray
+        and not any(np.may_share_memory(value, each) for each in arrays if each is not None)
+    ):
+        return value
+    array: Any = make()
+    if value.shape != array.shape:  # the last tile is padded
+        value = value.reshape(-1)[: array.size].reshape(array.shape)
+    assert value.dtype == array.dtype, (value.dtype, array.dtype)
+    array[...] = value
+    return array
 
 
 def _write_at_once(arrays: Sequence[Any], computed: Sequence[Any]) -> None:

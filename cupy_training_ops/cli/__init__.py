@@ -7,7 +7,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from .. import __version__
-from . import doctor, files, launch, onnx, operators, roundtrip
+from . import benchmark, doctor, files, launch, onnx, operators, roundtrip
 from .errors import Group
 
 COMMAND = "cupy-training-ops"
@@ -51,6 +51,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 for command in (
     roundtrip.roundtrip,
+    benchmark.benchmark,
     files.encode,
     files.decode,
     files.info,

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Packed files: `encode` and `decode`, to .npy, .npz and .safetensors and back; `info`."""
+"""Packed files: `encode` and `decode`, to .npy, .npz and .safetensors and back; `info`.
+
+One array becomes a packed array; several become a packed file, in which arrays that no codec takes
+are as they are.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,18 @@ import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import click
 import numpy as np
 
-from ..codecs import CODECS, Packed, get_codec, safetensors_file
-from ..codecs.numpy_file import write_header
-from ..codecs.packed import Advance, decode_in_parts, encode_in_parts
-from ..dtypes import BFLOAT16, HostArray, to_dtype
-from ..errors import printable
+from ..codecs import CODECS, Packed, get_codec, packed_file, safetensors_file
+from ..codecs.numpy_file import NumpyArray, write_header
+from ..codecs.packed import PART, Advance, decode_in_parts, encode_in_parts
+from ..codecs.packed_file import Item, Kept, PackedFile
+from ..codecs.safetensors_file import Tensor, type_name
+from ..dtypes import BFLOAT16, dtype_name, to_dtype
+from ..errors import ArgumentError, DtypeError, cut, printable
 from ..machine import processor
 from .errors import Failure
 from .inputs import (
@@ -43,45 +49,57 @@ from .outputs import (
     say_done,
     sync_option,
 )
-from .parameter_types import ArrayName, OneOf
+from .parameter_types import ArrayName, OneOf, nonfinite_option
 from .terminal import JsonLines, align, json_option, progress_bar, say, wrap
 
-Arrays = Sequence[tuple[str, Packed]]
+Arrays = Sequence[tuple[str, Item]]
+DEFAULT_CODEC = "int8"  # of 8 bits and a half, the most faithful for any numbers
+CONTAINERS = {".npz": packed_file.write_npz, ".safetensors": packed_file.write_safetensors}
 
 
-def _write_npy(stream: IO[bytes], arrays: Arrays, advance: Advance) -> None:
-    ((_, packed),) = arrays
-    _write_elements(stream, packed, advance)
+def _write_npy(stream: IO[bytes], arrays: Arrays, _: Mapping[str, str], advance: Advance) -> None:
+    ((_name, item),) = arrays
+    _write_elements(stream, item, advance)
 
 
-def _write_npz(stream: IO[bytes], arrays: Arrays, advance: Advance) -> None:
+def _write_npz(stream: IO[bytes], arrays: Arrays, _: Mapping[str, str], advance: Advance) -> None:
     with zipfile.ZipFile(stream, "w") as archive:
-        for name, packed in arrays:
+        for name, item in arrays:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                _write_elements(member, packed, advance)
+                _write_elements(member, item, advance)
 
 
-def _write_safetensors(stream: IO[bytes], arrays: Arrays, advance: Advance) -> None:
-    safetensors_file.save(stream, {name: _whole(packed, advance) for name, packed in arrays})
+def _write_safetensors(
+    stream: IO[bytes], arrays: Arrays, metadata: Mapping[str, str], advance: Advance
+) -> None:
+    entries = []
+    for name, item in arrays:
+        if isinstance(item, Packed):
+            dtype, parts = to_dtype(item.dtype), decode_in_parts(item, advance)
+            nbytes = math.prod(item.shape) * dtype.itemsize
+            kind = type_name(dtype)
+            buffers: Iterator[Any] = (part.view(np.uint8).data for part in parts)
+        else:
+            nbytes, kind = item.nbytes, packed_file.stored_type(name, item)
+            buffers = iter([item.content.data])
+        entries.append(safetensors_file.Entry(name, kind, item.shape, nbytes, buffers))
+    safetensors_file.save(stream, entries, metadata)
 
 
-def _write_elements(stream: IO[bytes], packed: Packed, advance: Advance) -> None:
+def _write_elements(stream: IO[bytes], item: Item, advance: Advance) -> None:
     """Write an array part by part, so that memory never holds all of it."""
-    write_header(stream, packed.shape, to_dtype(packed.dtype))
-    for part in decode_in_parts(packed, advance):
-        stream.write(part.view(np.uint8).data)
+    if isinstance(item, Packed):
+        write_header(stream, item.shape, to_dtype(item.dtype))
+        for part in decode_in_parts(item, advance):
+            stream.write(part.view(np.uint8).data)
+    else:
+        array = item.array()
+        is_fp8 = array.dtype in safetensors_file.FP8.values()
+        write_header(stream, array.shape, np.dtype("V1") if is_fp8 else array.dtype)
+        stream.write(item.content.data)
 
 
-def _whole(packed: Packed, advance: Advance) -> HostArray:
-    flat = np.empty(math.prod(packed.shape), to_dtype(packed.dtype))
-    done = 0
-    for part in decode_in_parts(packed, advance):
-        flat[done : done + part.size] = part
-        done += part.size
-    return flat.reshape(packed.shape)
-
-
-WRITERS: dict[str, Callable[[IO[bytes], Arrays, Advance], None]] = {
+WRITERS: dict[str, Callable[[IO[bytes], Arrays, Mapping[str, str], Advance], None]] = {
     "npy": _write_npy,
     "npz": _write_npz,
     "safetensors": _write_safetensors,
@@ -89,13 +107,14 @@ WRITERS: dict[str, Callable[[IO[bytes], Arrays, Advance], None]] = {
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=file_type, metavar="FILE...")
+@click.argument("files", nargs=-1, type=file_type, metavar="FILE...")
 @click.argument("out", type=file_type)
 @click.option(
     "--codec",
     type=OneOf("codec", CODECS),
     metavar="CODEC",
-    required=True,
+    default=DEFAULT_CODEC,
+    show_default=True,
     help=f"How to encode: {', '.join(CODECS)}.",
 )
 @click.option(
@@ -106,9 +125,7 @@ WRITERS: dict[str, Callable[[IO[bytes], Arrays, Advance], None]] = {
     help="Only this array; may be given more than once.",
 )
 @click.option("--dtype", type=click.Choice(["bfloat16"]), help="Read raw two-byte arrays as such.")
-@click.option(
-    "--keep-nonfinite", is_flag=True, help="msfp15 and msfp15_signed: NaN for a tile they give up."
-)
+@nonfinite_option
 @force_option
 @sync_option
 def encode(
@@ -123,25 +140,56 @@ def encode(
 ) -> None:
     """Encode arrays of files into packed ones.
 
-    FILE is .npy, .npz or .safetensors. One array becomes the file OUT; a folder as OUT (it exists,
-    or ends in /) gets a NAME.npz for each array that the codec takes, or for each --name. "-" is
-    stdin and stdout.
+    FILE is .npy, .npz or .safetensors. An OUT that ends in .safetensors, or in .npz where there
+    are several arrays, gets all arrays of FILE, or those of --name: those that the codec does not
+    take, or makes no smaller, as they are, and the texts of a .safetensors' metadata. Else one
+    array becomes the file OUT. A folder as OUT (it exists, or ends in /) gets a NAME.npz for each
+    array that the codec takes. "-" is stdin and stdout.
 
     Runs on the CPU provider; a GPU makes the same codes. A packed file knows codec, dtype and
-    shape, and is written whole or not at all. `cupy_training_ops.Packed.load` reads it in Python.
+    shape, and is written whole or not at all. `cupy_training_ops.Packed.load` reads one array in
+    Python.
     """
-    options: dict[str, object] = {"keep_nonfinite": True} if keep_nonfinite else {}
+    _refuse_missing(files, out, "OUT.npz")
+    options: dict[str, object] = {} if keep_nonfinite else {"keep_nonfinite": False}
     _check_options(codec, options)
-    raw = dtype is not None
+    coding = Coding(codec, options, dtype is not None)
     with contextlib.ExitStack() as stack:
         members = [m for file in files for m in stack.enter_context(open_arrays(file))]
+        kind = _container(out, members, names)
         with naming(files):
-            chosen = _select(members, names, is_folder(out), codec, raw)
+            chosen = _select(members, names, out, kind, coding)
         outs = out_files(out, [member.name for member in chosen], ".npz")
-        refuse_overwriting(outs, files, force)
+        refuse_overwriting(outs if kind is None else [out], files, force)
+        if kind is not None:
+            _encode_all(chosen, out, kind, coding, bool(names), sync)
+            return
         make_folder(out)
         for member, out_file in zip(chosen, outs, strict=True):
-            _encode(member, out_file, codec, options, raw, sync)
+            _encode(member, out_file, coding, sync)
+
+
+class Coding(NamedTuple):
+    """A codec with options; raw: raw two-byte elements are bfloat16."""
+
+    codec: str
+    options: dict[str, object]
+    raw: bool
+
+
+def _refuse_missing(files: tuple[str, ...], out: str, example: str) -> None:
+    """Refuse a command with one path, which is FILE and not OUT."""
+    if not files:
+        raise click.UsageError(f"{out}: where to? give OUT behind FILE, such as {example}")
+
+
+def _container(out: str, members: Sequence[Member], names: tuple[str, ...]) -> str | None:
+    """The ending of OUT, if it is to hold several arrays and what is not coded."""
+    ending = Path(out).suffix
+    if is_folder(out) or ending not in CONTAINERS:
+        return None
+    n = len(names) or len(members)
+    return ending if ending == ".safetensors" or n > 1 else None
 
 
 def _check_options(codec: str, options: Mapping[str, object]) -> None:
@@ -153,12 +201,13 @@ def _check_options(codec: str, options: Mapping[str, object]) -> None:
     for option in options:
         have = [name for name, attributes in known.items() if option in attributes]
         if codec not in have:
-            flag = option.replace("_", "-")
-            raise click.UsageError(f"--{flag} goes with {', '.join(have)}, not with {codec}")
+            raise click.UsageError(
+                f"--zero-nonfinite goes with {', '.join(have)}, not with {codec}"
+            )
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=file_type, metavar="FILE...")
+@click.argument("files", nargs=-1, type=file_type, metavar="FILE...")
 @click.argument("out", type=file_type)
 @click.option(
     "--format",
@@ -171,96 +220,215 @@ def _check_options(codec: str, options: Mapping[str, object]) -> None:
 def decode(files: tuple[str, ...], out: str, form: str | None, force: bool, sync: bool) -> None:
     """Decode packed files into .npy, .npz or .safetensors.
 
-    The ending of OUT says which. .npz and .safetensors hold several arrays, each by the name of its
-    packed file; a folder as OUT (it exists, or ends in /) gets a file for each. "-" is stdin and
+    The ending of OUT says which. .npz and .safetensors hold several arrays: all of a packed file,
+    by their names, and each packed array by its file's; a .safetensors also the texts of its
+    metadata. A folder as OUT (it exists, or ends in /) gets a file for each array. "-" is stdin and
     stdout.
 
     OUT is written whole or not at all. Runs on the CPU provider. bfloat16 stays bfloat16 in
     .safetensors; NumPy's files have no name for it and keep its bytes as raw two-byte elements,
     '<V2', as numpy.save does: `array.view(ml_dtypes.bfloat16)` in Python, --dtype bfloat16 here.
     """
+    _refuse_missing(files, out, "OUT.npy")
     ending = Path(out).suffix.removeprefix(".")
     form = form or (ending if ending in WRITERS else "npy")
-    names = [name_of(stem(file)) for file in files]
+    if not is_folder(out):
+        refuse_overwriting([out], files, force)
+    arrays: list[tuple[str, Item]] = []
+    metadata: dict[str, str] = {}
+    for file in files:
+        content = read_packed(file)
+        if isinstance(content, Packed):
+            arrays.append((name_of(stem(file)), content))
+        else:
+            arrays += content.items.items()
+            metadata |= content.metadata
+    names = [name for name, _ in arrays]
+    _refuse_names(names, files, out, form)
+    if not is_folder(out):
+        _decode(out, arrays, metadata, form, sync)
+        return
     outs = out_files(out, names, f".{form}")
     refuse_overwriting(outs, files, force)
-    _refuse_names(names, out, form)
-    if is_folder(out):
-        make_folder(out)
-        for out_file, name, file in zip(outs, names, files, strict=True):
-            _decode(out_file, [(name, read_packed(file))], form, sync)
-    else:
-        arrays = [(name, read_packed(file)) for name, file in zip(names, files, strict=True)]
-        _decode(out, arrays, form, sync)
+    make_folder(out)
+    for out_file, array in zip(outs, arrays, strict=True):
+        _decode(out_file, [array], metadata, form, sync)
 
 
-def _encode(
-    member: Member, out: str, codec: str, options: dict[str, object], raw: bool, sync: bool
-) -> None:
-    array = member.read(raw)
-    with progress_bar(array.size, "encoding") as advance:
-        packed = encode_in_parts(array, codec, options, advance)
+def _packed(member: Member, coding: Coding) -> Packed:
+    array = member.read(coding.raw)
+    try:
+        with progress_bar(array.size, "encoding") as advance:
+            packed = encode_in_parts(array, coding.codec, coding.options, advance)
+    except DtypeError as error:
+        where = f"{member.file}: {cut(member.name)}"
+        raise Failure(f"{where}: --codec {coding.codec} does not take it: {error}") from None
+    if coding.options:
+        _say_zeros(member, array)
+    return packed
+
+
+def _say_zeros(member: Member, array: NumpyArray) -> None:
+    """Count what --zero-nonfinite makes zeros of."""
+    flat, zeros, nonfinite = array.reshape(-1), 0, 0
+    for first in range(0, flat.size, PART):
+        lost = ~(np.abs(flat[first : first + PART].astype(np.float64)) < 2.0**128)
+        if lost.any():
+            tiles = np.pad(lost, (0, -lost.size % 8)).reshape(-1, 8).any(1)
+            zeros += int(np.repeat(tiles, 8)[: lost.size].sum())
+            nonfinite += int(lost.sum())
+    if zeros:
+        what = f"{zeros} values became zeros, the tiles of {nonfinite} infinities and NaN"
+        say(f"{member.file}: {cut(member.name)}: {what} (--zero-nonfinite)", err=True)
+
+
+def _encode(member: Member, out: str, coding: Coding, sync: bool) -> None:
+    packed = _packed(member, coding)
     with open_out(out, sync) as stream:
         packed.save(stream)
     say_done(
         out,
-        f"{codec} of {packed.dtype} {packed.shape}, "
+        f"{coding.codec} of {packed.dtype} {packed.shape}, "
         f"{packed.original_nbytes} to {packed.nbytes} bytes, ratio {packed.ratio:.1f}",
     )
 
 
-def _decode(out: str, arrays: Arrays, form: str, sync: bool) -> None:
-    for name, packed in arrays:
-        if form != "safetensors" and to_dtype(packed.dtype) == BFLOAT16:
-            say(
-                f"{out}: {name}: bfloat16 is written as raw two-byte elements ('<V2'), "
-                "which --dtype bfloat16 reads; .safetensors names it",
-                err=True,
-            )
-    size = sum(math.prod(packed.shape) for _, packed in arrays)
-    with open_out(out, sync) as stream, progress_bar(size, "decoding") as advance:
-        WRITERS[form](stream, arrays, advance)
-    for name, packed in arrays:
+def _encode_all(
+    members: Sequence[Member], out: str, kind: str, coding: Coding, named: bool, sync: bool
+) -> None:
+    """Write a packed file of all members; with `named` those that cannot be coded are refused."""
+    items: dict[str, Item] = {}
+    metadata: dict[str, str] = {}
+    if kind == ".safetensors":
+        with naming((out,)):
+            _refuse_types(members, coding)
+    for member in members:
+        if member.name in items:
+            raise Failure(f"{out}: two arrays are called {member.name!r}; expected different names")
+        items[member.name] = _item(member, coding, named)
+        metadata |= member.texts
+    with open_out(out, sync) as stream, naming((out,)):
+        CONTAINERS[kind](stream, packed_file.PackedFile(items, metadata))
+    coded = sum(isinstance(item, Packed) for item in items.values())
+    before = sum(item.original_nbytes for item in items.values())
+    after = sum(item.nbytes for item in items.values())
+    ratio = before / after if after else 1.0
+    kept = f", {len(items) - coded} as they are" if coded < len(items) else ""
+    arrays = f"{coding.codec} of {coded} array{'s' * (coded != 1)}{kept}"
+    say_done(out, f"{arrays}, {before} to {after} bytes, ratio {ratio:.1f}")
+
+
+def _refuse_types(members: Sequence[Member], coding: Coding) -> None:
+    """Refuse arrays of types that `.safetensors` lacks."""
+    for member in members:
+        dtype = member.dtype(coding.raw)
+        if dtype is not None and not isinstance(member.unread, Tensor):
+            try:
+                type_name(dtype)
+            except ArgumentError as error:
+                raise Failure(f"{cut(member.name)}: {error}") from None
+
+
+def _item(member: Member, coding: Coding, named: bool) -> Item:
+    """The codes of a member, or the member as it is; says why on stderr."""
+    reason = why_left_out(member, [get_codec(coding.codec)], coding.raw)
+    if reason is None:
+        packed = _packed(member, coding)
+        if named or packed.nbytes < packed.original_nbytes:
+            return packed
+        reason = f"{packed.nbytes} bytes of codes for {packed.original_nbytes}"
+    elif named:
+        what = f"{cut(member.name)}: --codec {coding.codec}: {reason}"
+        raise Failure(f"{member.file}: {what}; without --name it is kept as it is")
+    say(f"{member.file}: {cut(member.name)}: as it is: {reason}", err=True)
+    return member.kept(coding.raw)
+
+
+def _decode(out: str, arrays: Arrays, metadata: Mapping[str, str], form: str, sync: bool) -> None:
+    for name, item in arrays:
+        _say_raw(out, name, item, form)
+    if metadata and form != "safetensors":
+        say(f"{out}: .{form} has no metadata; {len(metadata)} texts are left out", err=True)
+    size = sum(math.prod(item.shape) for _, item in arrays)
+    with open_out(out, sync) as stream, progress_bar(size, "decoding") as advance, naming((out,)):
+        WRITERS[form](stream, arrays, metadata, advance)
+    for name, item in arrays:
         which = f"{name}: " if len(arrays) > 1 else ""
-        say_done(out, f"{which}{packed.dtype} {packed.shape} from {packed.codec}")
+        if isinstance(item, Packed):
+            say_done(out, f"{which}{item.dtype} {item.shape} from {item.codec}")
+        else:
+            kind = item.type if item.dtype is None else dtype_name(item.dtype)
+            say_done(out, f"{which}{kind} {item.shape} as it was")
 
 
-def _refuse_names(names: list[str], out: str, form: str) -> None:
+def _say_raw(out: str, name: str, item: Item, form: str) -> None:
+    """Say that NumPy's files have no name for a type."""
+    if form == "safetensors":
+        return
+    dtype = to_dtype(item.dtype) if isinstance(item, Packed) else item.dtype
+    if dtype == BFLOAT16:
+        say(
+            f"{out}: {name}: bfloat16 is written as raw two-byte elements ('<V2'), "
+            "which --dtype bfloat16 reads; .safetensors names it",
+            err=True,
+        )
+    elif dtype is None or dtype in safetensors_file.FP8.values():
+        kind = item.type if isinstance(item, Kept) else item.dtype
+        say(f"{out}: {name}: {kind} is written as raw bytes; .safetensors names it", err=True)
+
+
+def _refuse_names(names: list[str], files: tuple[str, ...], out: str, form: str) -> None:
     """Refuse several arrays for a file of one, and two of one name for a file of several."""
     if is_folder(out):
         return
-    if form == "npy" and len(names) > 1:
-        raise Failure(f"{out}: .npy holds one array; expected a folder, .npz or .safetensors")
+    if form == "npy" and len(names) != 1:
+        what = f"{', '.join(files)} holds {len(names)}" if len(files) == 1 else f"got {len(names)}"
+        raise Failure(
+            f"{out}: .npy holds one array, {what}; expected a folder, .npz or .safetensors"
+        )
     for name in names:
         if names.count(name) > 1:
             raise Failure(f"{out}: two arrays would be called {name!r}; expected different names")
 
 
 def _select(
-    members: list[Member], names: tuple[str, ...], several: bool, codec: str, raw: bool
+    members: list[Member], names: tuple[str, ...], out: str, kind: str | None, coding: Coding
 ) -> list[Member]:
-    """The arrays of these names; without names the only one, or for a folder all that fit."""
+    """The arrays of these names; without names the only one, or for several all that fit."""
     chosen = select(members, names) if names else members
-    if several and not names:
-        chosen = _fitting(members, codec, raw)
-    elif not several and len(chosen) != 1:
+    if kind is not None:
+        chosen = [m for m in chosen if _is_array(m, coding, bool(names))]
+    elif is_folder(out) and not names:
+        chosen = _fitting(members, coding)
+    elif not is_folder(out) and len(chosen) != 1:
         hint = names_hint([member.name for member in chosen])
-        raise Failure(f"which array? give --name, or a folder as OUT; {hint}")
-    _check_raw(chosen, raw)
+        how = "give --name, or OUT as .npz, .safetensors or a folder"
+        raise Failure(f"{out} holds one array; {how}; {hint}")
+    _check_raw(chosen, coding.raw)
     return chosen
 
 
-def _fitting(members: list[Member], codec: str, raw: bool) -> list[Member]:
+def _is_array(member: Member, coding: Coding, named: bool) -> bool:
+    """Return True if a packed file may hold a member; says so or refuses it else."""
+    if isinstance(member.unread, Tensor) or member.dtype(coding.raw) is not None:
+        return True
+    if named:
+        raise Failure(f"{cut(member.name)}: no array")
+    member.skip("no array")
+    return False
+
+
+def _fitting(members: list[Member], coding: Coding) -> list[Member]:
     """The arrays that the codec takes; says on stderr what it leaves out."""
     fitting = []
     for member in members:
-        reason = why_left_out(member, [get_codec(codec)], raw)
+        reason = why_left_out(member, [get_codec(coding.codec)], coding.raw)
         if reason is None:
             fitting.append(member)
         else:
             member.skip(reason)
     if not fitting:
-        raise Failure(f"no array that {codec} takes")
+        raise Failure(f"no array that {coding.codec} takes")
     return fitting
 
 
@@ -279,8 +447,8 @@ def _check_raw(chosen: list[Member], raw: bool) -> None:
 def info(files: tuple[str, ...], as_json: bool) -> None:
     """Say what a file holds, packed or not.
 
-    FILE is a packed array, .npy, .npz or .safetensors; "-" is stdin. A packed array is read whole,
-    so that a damaged one is found.
+    FILE is a packed array or file, .npy, .npz or .safetensors; "-" is stdin. A packed one is read
+    whole, so that damage is found.
     """
     lines = JsonLines("info", processor()) if as_json else None
     for file in files:
@@ -289,13 +457,26 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
                 _print(file, content)
             elif isinstance(content, Packed):
                 lines.write("packed", file=file, **_packed_fields(content))
+            elif isinstance(content, PackedFile):
+                for name, item in content.items.items():
+                    if isinstance(item, Packed):
+                        lines.write("packed", file=file, **_packed_fields(item, name))
+                    else:
+                        lines.write("array", file=file, **_kept_fields(name, item))
             else:
                 for member in content:
                     lines.write("array", file=file, **_array_fields(member))
 
 
-def _print(file: str, content: Packed | Sequence[Member]) -> None:
-    if isinstance(content, Packed):
+def _print(file: str, content: Packed | PackedFile | Sequence[Member]) -> None:
+    if isinstance(content, PackedFile):
+        items = content.items
+        texts = f", {len(content.metadata)} texts" if content.metadata else ""
+        say(f"{file}: packed file, {len(items)} array{'s' * (len(items) != 1)}{texts}")
+        rows = [_item_row(name, item) for name, item in items.items()]
+        for line in align([("array", "codec", "dtype", "shape", "bytes", "codes"), *rows], left=4):
+            click.echo(f"  {line}")
+    elif isinstance(content, Packed):
         say(f"{file}: packed array")
         for line in _packed_lines(content):
             click.echo(f"  {line}")
@@ -304,6 +485,20 @@ def _print(file: str, content: Packed | Sequence[Member]) -> None:
         say(f"{file}: {len(content)} array{'s' * (len(content) != 1)}")
         for line in align([("array", "dtype", "shape", "bytes"), *rows], left=3):
             click.echo(f"  {line}")
+
+
+def _item_row(name: str, item: Item) -> tuple[str, ...]:
+    if isinstance(item, Packed):
+        about = (item.codec, item.dtype, item.shape, item.original_nbytes, item.nbytes)
+    else:
+        fields = _kept_fields(name, item)
+        about = ("-", fields["dtype"], item.shape, item.nbytes, item.nbytes)
+    return tuple(map(_cell, (name, *about)))
+
+
+def _kept_fields(name: str, item: Kept) -> dict[str, Any]:
+    kind = item.type if item.dtype is None else dtype_name(item.dtype)
+    return {"array": name, "dtype": kind, "shape": item.shape, "nbytes": item.nbytes}
 
 
 def _packed_lines(packed: Packed) -> Iterator[str]:
@@ -316,8 +511,9 @@ def _packed_lines(packed: Packed) -> Iterator[str]:
         yield from wrap(f"{name:8} {text}", 76)
 
 
-def _packed_fields(packed: Packed) -> dict[str, Any]:
+def _packed_fields(packed: Packed, name: str | None = None) -> dict[str, Any]:
     return {
+        "array": name,
         "codec": packed.codec,
         "options": packed.options,
         "dtype": packed.dtype,
@@ -329,7 +525,9 @@ def _packed_fields(packed: Packed) -> dict[str, Any]:
 
 
 def _array_fields(member: Member) -> dict[str, Any]:
-    """Null where a member is no array."""
+    """Null where a member is no array; the type's name in the file where NumPy lacks it."""
+    if isinstance(member.unread, Tensor) and not member.unread.is_array():
+        return _kept_fields(member.name, Kept.of_tensor(member.unread))
     if not member.unread.is_array():
         return {"array": member.name, "dtype": None, "shape": None, "nbytes": None}
     shape, dtype, _ = member.unread.header()

@@ -9,14 +9,16 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import click
 import numpy as np
 
-from ..codecs import Packed
+from ..codecs import Packed, container, packed_file
 from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, stored_arrays
-from ..codecs.safetensors_file import UNREAD, is_safetensors, tensors
+from ..codecs.packed_file import Kept, PackedFile
+from ..codecs.safetensors_file import FP8, Opened, Tensor, is_safetensors, tensors
 from ..codecs.table import Codec
 from ..dtypes import BFLOAT16
 from ..errors import cut, unknown
@@ -44,6 +46,7 @@ class Member(NamedTuple):
     file: str
     name: str
     unread: Unread
+    texts: Mapping[str, str] = MappingProxyType({})  # of the whole file
 
     def dtype(self, raw: bool) -> np.dtype[np.generic] | None:
         """Return the array's type, bfloat16 for `raw` two-byte elements; None for no array."""
@@ -62,6 +65,12 @@ class Member(NamedTuple):
             stored = self.unread.map()
         array = np.asarray(stored, stored.dtype.newbyteorder("="), order="C")
         return array.view(BFLOAT16) if raw and is_raw(array.dtype) else array
+
+    def kept(self, raw: bool) -> Kept:
+        """The array as it is, of a type that NumPy lacks too."""
+        if isinstance(self.unread, Tensor):
+            return Kept.of_tensor(self.unread)
+        return Kept.of_array(self.read(raw))
 
     def skip(self, reason: str) -> None:
         """Say on stderr that the array is left out."""
@@ -84,22 +93,26 @@ def open_arrays(file: str) -> Iterator[list[Member]]:
     """The unread arrays of a file; the one of a `.npy` file has the file's stem."""
     with contextlib.ExitStack() as stack:
         with reading(file):  # and not what is done with them
-            _, members = _enter(stack, file)
-        yield members
+            stream = stack.enter_context(_stream(file))
+            arrays, texts = _contents(file, stream)
+        yield [Member(file, name, unread, texts) for name, unread in arrays.items()]
 
 
 @contextlib.contextmanager
-def open_contents(file: str) -> Iterator[Packed | list[Member]]:
-    """The packed array of a file that says it is one, else its unread arrays."""
+def open_contents(file: str) -> Iterator[Packed | PackedFile | list[Member]]:
+    """The packed array or arrays of a file that says it has them, else its unread arrays."""
     with contextlib.ExitStack() as stack:
         with reading(file):
-            stream, members = _enter(stack, file)
-            packed = _load(stream, file) if _has_description(members) else None
+            stream = stack.enter_context(_stream(file))
+            arrays, texts = _contents(file, stream)
+            members = [Member(file, name, unread) for name, unread in arrays.items()]
+            is_packed = packed_file.KEY in texts or _has_description(members)
+            packed = _load(stream, file) if is_packed else None
         yield members if packed is None else packed
 
 
-def read_packed(file: str) -> Packed:
-    """The packed array of a file."""
+def read_packed(file: str) -> Packed | PackedFile:
+    """The packed array or arrays of a file."""
     with reading(file), _stream(file) as stream:
         return _load(stream, file)
 
@@ -138,10 +151,20 @@ def names_hint(names: list[str]) -> str:
     return f"there are: {shortened or 'none'}"
 
 
-def _load(stream: BinaryFile, file: str) -> Packed:
-    """The packed array of a file, or of a pipe that was read."""
+def _load(stream: BinaryFile, file: str) -> Packed | PackedFile:
+    """The packed array or arrays of a file, or of a pipe that was read."""
     stream.seek(0)
-    return Packed.load(stream if isinstance(stream, Piped) else file)
+    if is_safetensors(stream):
+        opened = _opened(file, stream)
+        if packed_file.KEY not in opened.metadata:
+            raise Failure(f"{file}: no packed file: its metadata has no {packed_file.KEY!r}")
+        return packed_file.from_safetensors(opened, file)
+    whole = stream if isinstance(stream, Piped) else file
+    if container.names(whole, packed_file.FORMAT):
+        stream.seek(0)
+        return packed_file.from_npz(whole)
+    stream.seek(0)
+    return Packed.load(whole)
 
 
 def _has_description(members: list[Member]) -> bool:
@@ -150,20 +173,17 @@ def _has_description(members: list[Member]) -> bool:
     return any(dtype is not None and dtype.kind == "U" for dtype in headers)
 
 
-def _enter(stack: contextlib.ExitStack, file: str) -> tuple[BinaryFile, list[Member]]:
-    stream = stack.enter_context(_stream(file))
-    arrays = stack.enter_context(_arrays(file, stream))
-    return stream, [Member(file, name, unread) for name, unread in arrays.items()]
-
-
-@contextlib.contextmanager
-def _arrays(file: str, stream: BinaryFile) -> Iterator[Mapping[str, Unread]]:
+def _contents(file: str, stream: BinaryFile) -> tuple[Mapping[str, Unread], Mapping[str, str]]:
+    """The unread arrays of a file by name, and its texts."""
     if is_safetensors(stream):
-        with tensors(None if isinstance(stream, Piped) else file, stream, file) as arrays:
-            yield arrays
-    else:
-        one_or_more = stored_arrays(stream, file, ".npy, .npz or .safetensors")
-        yield {stem(file): one_or_more} if isinstance(one_or_more, Stored) else one_or_more
+        return _opened(file, stream)
+    one_or_more = stored_arrays(stream, file, ".npy, .npz or .safetensors")
+    arrays = {stem(file): one_or_more} if isinstance(one_or_more, Stored) else one_or_more
+    return arrays, {}
+
+
+def _opened(file: str, stream: BinaryFile) -> Opened:
+    return tensors(None if isinstance(stream, Piped) else file, stream, file)
 
 
 @contextlib.contextmanager
@@ -188,9 +208,10 @@ def why_left_out(member: Member, codecs: Sequence[Codec], raw: bool) -> str | No
     """
     dtype = member.dtype(raw)
     if dtype is None:
-        return "no array"
-    if dtype in UNREAD.values():
-        return f"{dtype} cannot be read"
+        tensor = member.unread
+        return f"{tensor.type} is no type of NumPy's" if isinstance(tensor, Tensor) else "no array"
+    if dtype in FP8.values():
+        return f"{dtype} is no type that a codec takes"
     is_floating = dtype.kind == "f" or dtype == BFLOAT16
     if any(dtype in codec.dtypes for codec in codecs) or (not codecs and is_floating):
         return None

@@ -73,6 +73,13 @@ def _starting(known: Iterable[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in known if name.startswith(incomplete)]
 
 
+nonfinite_option = click.option(
+    "--keep-nonfinite/--zero-nonfinite",
+    default=True,
+    help="msfp15 and msfp15_signed: zero makes zeros of eight values with an infinity or NaN, as "
+    "ONNX Runtime does.  [default: keep]",
+)
+
 op_option = click.option(
     "--op",
     "names",

@@ -109,8 +109,8 @@ def _row(trial: Trial) -> tuple[str, ...]:
         _number(f.cosine, ".5f"),
         _number(None if f.snr_db is None else snr_db(f), ".1f"),
         _number(f.zeros_kept, ".0%"),
-        _duration(trial.encode_s),
-        _duration(trial.decode_s),
+        duration(trial.encode_s),
+        duration(trial.decode_s),
         trial.verdict,
     )
 
@@ -141,7 +141,7 @@ def _rate(nbytes: int, trial: Trial, duration: float) -> float:
     return (nbytes + trial.nbytes) / duration / 1e9
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Milliseconds in at most six characters."""
     ms = 1e3 * seconds
     return f"{ms:.3f}" if ms < 10 else f"{ms:.1f}" if ms < 1000 else f"{ms:.0f}"

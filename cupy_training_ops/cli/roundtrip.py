@@ -19,7 +19,8 @@ from .errors import CHECK_FAILED, Failure
 from .inputs import file_type, open_arrays, why_left_out
 from .machine import array_library, computing, provider_option
 from .outputs import force_option
-from .parameter_types import OneOf
+from .parameter_types import OneOf, nonfinite_option
+from .peers import Peer, against_option
 from .report import (
     Plot,
     Tried,
@@ -62,6 +63,7 @@ def not_nan(_: click.Context, __: click.Parameter, value: float | None) -> float
     metavar="CODEC",
     help=f"Only this codec, of {', '.join(CODECS)}; may be given more than once.",
 )
+@against_option
 @provider_option
 @click.option(
     "--min-snr",
@@ -73,7 +75,7 @@ def not_nan(_: click.Context, __: click.Parameter, value: float | None) -> float
 @click.option(
     "--max-abs", type=click.FloatRange(0), callback=not_nan, help="An error that none may exceed."
 )
-@click.option("--keep-nonfinite", is_flag=True, help="Let msfp15 make NaN of a tile it gives up.")
+@nonfinite_option
 @json_option
 @plot_option
 @force_option
@@ -88,6 +90,7 @@ def not_nan(_: click.Context, __: click.Parameter, value: float | None) -> float
 def roundtrip(
     files: tuple[str, ...],
     codecs: tuple[str, ...],
+    against: tuple[Peer, ...],
     provider: str,
     min_snr: float | None,
     max_abs: float | None,
@@ -124,7 +127,8 @@ def roundtrip(
     xp = array_library(provider)
     used = "cpu" if xp is np else "cuda"
     settings = Settings(keep_nonfinite, Quality(min_snr, max_abs))
-    trials = _trials(_subjects(files, codecs, dtype, random), codecs or OF_FLOATS, settings, xp)
+    subjects = _subjects(files, codecs, dtype, random)
+    trials = _trials(subjects, codecs or OF_FLOATS, against, settings, xp)
     summary = Summary(settings.quality)
     if as_json:
         lines = JsonLines("roundtrip", computing(xp), xp is not np, asked=str(summary.quality))
@@ -141,11 +145,20 @@ Trials = Iterator[tuple[Subject, Tried]]
 
 
 def _trials(
-    subjects: list[Subject], codecs: tuple[str, ...], settings: Settings, xp: Any
+    subjects: list[Subject],
+    codecs: tuple[str, ...],
+    against: tuple[Peer, ...],
+    settings: Settings,
+    xp: Any,
 ) -> Trials:
     for subject in subjects:
-        with progress_bar(len(codecs) * subject.array.size, printable(subject.name)) as advance:
+        size = subject.array.size
+        n = len(codecs) + len(against)
+        with progress_bar(n * size, printable(subject.name)) as advance:
             tried = [run(subject, codec, settings, xp, advance) for codec in codecs]
+            for peer in against:
+                tried.append(peer.run(subject))
+                advance(size)
         yield subject, tried
 
 

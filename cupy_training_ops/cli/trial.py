@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -97,11 +97,20 @@ class Settings:
         return {"keep_nonfinite": self.keep_nonfinite} if "keep_nonfinite" in known else {}
 
 
+class Named(Protocol):
+    """A way to compress: a codec, or another library's."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def bits(self) -> float: ...
+
+
 @dataclass(frozen=True)
 class Refusal:
     """A codec that does not take the array's dtype, and why."""
 
-    codec: Codec
+    codec: Named
     note: str
     verdict = "unsupported"
 
@@ -115,7 +124,7 @@ class Refusal:
 class Trial:
     """A codec that was tried. broken: outside its bound, in words; missed: below the quality."""
 
-    codec: Codec
+    codec: Named
     nbytes: int
     ratio: float
     encode_s: float
@@ -317,7 +326,8 @@ class Summary:
 
     def add(self, subject: Subject, trials: Sequence[Trial]) -> OneArray:
         """Add an array."""
-        array, advice = subject.array, recommend(trials, self.quality)
+        array, own = subject.array, [trial for trial in trials if isinstance(trial.codec, Codec)]
+        advice = recommend(own, self.quality)
         added = OneArray(subject.name, array.size, array.nbytes, trials, advice)
         self.arrays.append(added)
         return added

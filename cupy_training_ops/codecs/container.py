@@ -77,7 +77,17 @@ def load(file: StrPath | BinaryFile, kind: Format) -> Iterator[Opened]:
             dtype = cut(str(members.header().dtype))
             raise ArgumentError(f"{file}: no {kind.noun}: it holds one of {dtype} as it is")
         header = _parse_header(file, kind, _member(file, kind, members, "header"))
-        yield Opened(file, kind, _check_format(file, kind, header), members)
+        yield Opened(file, kind, checked_header(file, kind, header), members)
+
+
+def names(file: StrPath | BinaryFile, kind: Format) -> bool:
+    """Return True if a file's header says that it is of this kind; raises as `load`."""
+    with _readable(file) as stream:
+        members = stored_arrays(stream, file)
+        if isinstance(members, Stored) or "header" not in members:
+            return False
+        header = _parse_header(file, kind, members["header"])
+    return isinstance(header, dict) and header.get("format") == kind.name
 
 
 def _readable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
@@ -111,7 +121,7 @@ def _parse_header(file: object, kind: Format, member: Stored) -> object:
         return json.loads(text)
 
 
-def _check_format(file: object, kind: Format, header: object) -> Header:
+def checked_header(file: object, kind: Format, header: object) -> Header:
     """Return the header without format and version; refuse another format or version."""
     if not isinstance(header, dict) or header.pop("format", None) != kind.name:
         raise ArgumentError(f"{file}: no {kind.noun}: its header does not say {kind.name!r}")

@@ -55,11 +55,11 @@ class Scaled(NamedTuple):
     relative: float  # of |x|
     absolute: float  # of 2^s
     largest: float  # largest x / 2^s that does not overflow
-    has_infinity: bool
+    beside_infinity: int = 0  # added to s
 
 
-E4M3_SCALED = Scaled(2.0**-4, 2.0**-10, 464.0, has_infinity=False)
-E5M2_SCALED = Scaled(2.0**-3, 2.0**-17, math.nextafter(61_440.0, 0), has_infinity=True)
+E4M3_SCALED = Scaled(2.0**-4, 2.0**-10, 464.0, beside_infinity=1)
+E5M2_SCALED = Scaled(2.0**-3, 2.0**-17, math.nextafter(61_440.0, 0))
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Fidelity:
     nonfinite: int  # in the original
     overflowed: int  # finite before, infinite after
     lost: int  # finite before, infinite or NaN after; in no error
-    dropped: int  # finite, but lost with a non-finite value in their MSFP15 tile
+    dropped: int  # finite, but zeros with a non-finite value in their MSFP15 tile
     violations: int
     first_violation: int | None  # row-major index
 
@@ -83,7 +83,7 @@ def measure(
     codec: str,
     original: NDArray[np.generic],
     decoded: NDArray[np.generic],
-    keep_nonfinite: bool = False,
+    keep_nonfinite: bool = True,
 ) -> Fidelity:
     """Compare a decoded array with its original, each of any floating-point dtype."""
     measurement = Measurement(codec, keep_nonfinite)
@@ -103,7 +103,10 @@ class Norm:
         largest = max(self.largest, float(sizes.max(initial=0)))
         if largest:
             self.squares *= (self.largest / largest) ** 2
-            self.squares += float(np.sum(np.square(sizes / largest)))
+            if 2.0**-400 < largest < 2.0**400:  # squares neither overflow nor vanish
+                self.squares += float(np.einsum("i,i->", sizes, sizes)) / largest**2
+            else:
+                self.squares += float(np.sum(np.square(sizes / largest)))
             self.largest = largest
 
     def value(self) -> float:
@@ -122,7 +125,7 @@ class Norm:
 class Measurement:
     """A comparison of arrays in parts, all of whole tiles but the last."""
 
-    def __init__(self, codec: str, keep_nonfinite: bool = False) -> None:
+    def __init__(self, codec: str, keep_nonfinite: bool = True) -> None:
         self.codec = codec
         self.keep_nonfinite = keep_nonfinite
         self.size = self.zeros = self.zeros_kept = self.nonfinite = self.compared = 0
@@ -142,9 +145,9 @@ class Measurement:
 
     def _add(self, x: Float64s, y: Float64s, dtype: Dtype) -> None:
         self._add_bound(~within_bound(self.codec, x, y, self.keep_nonfinite, dtype))
-        self._add_counts(x, y)
+        both = self._add_counts(x, y)
         if self.codec not in SIGN_CODECS:
-            self._add_errors(x, y)
+            self._add_errors(x, y, both)
         self.size += x.size
 
     def _add_bound(self, wrong: Mask) -> None:
@@ -153,24 +156,27 @@ class Measurement:
             self.first_violation = self.size + int(np.argmax(wrong))
         self.violations += count
 
-    def _add_counts(self, x: Float64s, y: Float64s) -> None:
-        """Add the counts of a part."""
+    def _add_counts(self, x: Float64s, y: Float64s) -> Mask:
+        """Add the counts of a part; return which values are finite on both sides."""
         zeros, finite = x == 0, np.isfinite(x)
-        self.zeros += int(np.count_nonzero(zeros))
-        self.zeros_kept += int(np.count_nonzero(zeros & (y == 0)))
-        self.nonfinite += int(np.count_nonzero(~finite))
-        gone = finite & ~np.isfinite(y)
+        n_zeros = int(np.count_nonzero(zeros))
+        self.zeros += n_zeros
+        if n_zeros:
+            self.zeros_kept += int(np.count_nonzero(zeros & (y == 0)))
+        self.nonfinite += x.size - int(np.count_nonzero(finite))
+        both = finite & np.isfinite(y)
+        gone = finite & ~both
         if gone.any():
             self.lost += int(np.count_nonzero(gone))
             self.overflowed += int(np.count_nonzero(gone & np.isinf(y)))
-        if self.codec == "msfp15":
+        if self.codec in ("msfp15", "msfp15_signed") and not self.keep_nonfinite:
             lost = _is_lost(_largest_of_tile(np.abs(x)))
             if lost.any():
                 self.dropped += int(np.count_nonzero(finite & _of_elements(lost, x.size)))
+        return both
 
-    def _add_errors(self, x: Float64s, y: Float64s) -> None:
+    def _add_errors(self, x: Float64s, y: Float64s, both: Mask) -> None:
         """Add errors and norms of the values that are finite on both sides."""
-        both = np.isfinite(x) & np.isfinite(y)
         if not both.all():
             x, y = x[both], y[both]
         error = np.abs(y - x)
@@ -199,7 +205,7 @@ class Measurement:
 
 @_quiet
 def within_bound(
-    codec: str, x: Float64s, y: Float64s, keep_nonfinite: bool = False, dtype: Dtype = FLOAT64
+    codec: str, x: Float64s, y: Float64s, keep_nonfinite: bool = True, dtype: Dtype = FLOAT64
 ) -> Mask:
     """Return where the decoded y is within the codec's bound for x, both flat.
 
@@ -232,7 +238,7 @@ def _within_rounding(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
     beyond = ~(size < rounding.infinite_from)  # NaN too
     if beyond.any():
         x, y = x[beyond], y[beyond]
-        right[beyond] = np.where(np.isnan(x), np.isnan(y), y == np.copysign(np.inf, x))
+        right[beyond] = _is_kept(x, y)
     return right
 
 
@@ -253,21 +259,25 @@ def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Ma
     fraction, exponent = np.frexp(blocks.max(axis=1, initial=0))
     of_bound, least = np.frexp(bound.largest)
     scale = np.where(fraction == 0, 0, exponent - least + (fraction > of_bound))
+    scale += bound.beside_infinity * np.pad(np.isinf(x), (0, -x.size % BLOCK)).reshape(
+        -1, BLOCK
+    ).any(1)
     allowed = np.repeat(np.ldexp(bound.absolute, scale), BLOCK)[: x.size]
     right: Mask = np.abs(y - x) <= np.maximum(bound.relative * size, allowed)
     right |= (size * (1 + bound.relative) > largest) & (y == np.copysign(np.inf, x))
-    becomes_nan = np.isnan(x) | (not bound.has_infinity)
-    return np.where(finite, right, np.where(becomes_nan, np.isnan(y), y == x))
+    return np.where(finite, right, _is_same(x, y))
 
 
 def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) -> Mask:
     """Return where |y - x| <= 0.51 * scale, but for the rounding of y to its type.
 
-    scale: the block's largest |x| / 127, as bfloat16. signed: y has the sign of x, so it may be off
-    by a whole scale where |x| < scale / 2.
+    scale: the block's largest |x| / 127, or / 126 beside infinity and NaN, as bfloat16. signed: y
+    has the sign of x, so it may be off by a whole scale where |x| < scale / 2.
     """
-    blocks = np.pad(np.abs(x), (0, -x.size % INT8_BLOCK)).reshape(-1, INT8_BLOCK)
-    largest = blocks.max(axis=1, initial=0).astype(FLOAT32) * FLOAT32.type(1 / 127)
+    blocks = np.pad(np.abs(x), (0, -x.size % INT8_BLOCK)).reshape(-1, INT8_BLOCK).astype(FLOAT32)
+    finite = np.isfinite(blocks)
+    largest = np.max(blocks, 1, where=finite, initial=0)
+    largest *= np.where(finite.all(1), FLOAT32.type(1 / 127), FLOAT32.type(1 / 126))
     scales = np.maximum(largest, FLOAT32.type(INT8_LEAST_SCALE)).astype(BFLOAT16)
     scale = np.repeat(scales.astype(FLOAT64), INT8_BLOCK)[: x.size]
     allowed = scale * np.where(signed & (np.abs(x) < 0.5 * scale), 1, 0.51)
@@ -276,7 +286,7 @@ def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) 
     if signed:
         right &= np.sign(y) == np.sign(x)
     right |= (127.5 * scale > float(of_type.max)) & (y == np.copysign(np.inf, x))
-    return np.where(np.isfinite(scale), right, np.isnan(y))
+    return np.where(finite.ravel()[: x.size], right, _is_kept(x, y))
 
 
 def _sparse_exponent(x: Float64s, y: Float64s, tile: int) -> Mask:
@@ -287,7 +297,7 @@ def _sparse_exponent(x: Float64s, y: Float64s, tile: int) -> Mask:
     right: Mask = y == 0
     for start in range(0, x.size, tile):
         place = start + np.flatnonzero((x[start:][:tile] != 0) | np.signbit(x[start:][:tile]))
-        right[place] = _shared_exponent(x[place], y[place], keep_nonfinite=False)
+        right[place] = _shared_exponent(x[place], y[place], keep_nonfinite=True)
     return right
 
 
@@ -310,7 +320,7 @@ def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
     """Return where |y - x| <= step / 2, or a step where MSFP15's mantissa saturates at 63.
 
     step = 2^(e - 5) for a tile of eight whose largest |x| is in [2^e, 2^(e + 1)). |x| < 2^-126 may
-    be 0. A tile that is lost has NaN if keep_nonfinite, else zeros.
+    be 0. Of a tile that is lost all become 0, unless keep_nonfinite.
     """
     size = np.abs(x)
     largest = _largest_of_tile(size)
@@ -321,9 +331,26 @@ def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
     right: Mask = (flushed & (y == 0)) | (~flushed & (np.abs(y - x) <= allowed))
     lost = _is_lost(largest)
     if lost.any():
-        given_up = np.isnan(y) if keep_nonfinite else y == 0
-        right = np.where(_of_elements(lost, x.size), given_up, right)
+        beside = _beside_nonfinite(x, y, 4) | (flushed & (y == 0)) if keep_nonfinite else y == 0
+        right = np.where(_of_elements(lost, x.size), beside, right)
     return right
+
+
+def _beside_nonfinite(x: Float64s, y: Float64s, bits: int) -> Mask:
+    """Return where y is x, infinity or NaN, or |y - x| <= 2^(e - bits), 2^(e - 3) near 2^(e + 1).
+
+    e: the exponent of the tile's largest number that float32 holds, -127 at least.
+    """
+    below = np.abs(x) < 2.0**128
+    largest = _largest_of_tile(np.where(below, np.abs(x), 0))
+    power = _of_elements(np.ldexp(1.0, np.maximum(np.frexp(largest)[1] - 1, -127)), x.size)
+    allowed = power * np.where(np.abs(x) >= 1.9375 * power, 2.0**-3, 2.0**-bits)
+    return np.where(below, np.abs(y - x) <= allowed, _is_kept(x, y))
+
+
+def _is_kept(x: Float64s, y: Float64s) -> Mask:
+    """Return where y is NaN for NaN, else infinite with the sign of x."""
+    return np.where(np.isnan(x), np.isnan(y), y == np.copysign(np.inf, x))
 
 
 def _within_signed_tile(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
@@ -334,11 +361,12 @@ def _within_signed_tile(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
     largest = _largest_of_tile(np.abs(x))
     _, exponent = np.frexp(largest)
     step = np.ldexp(1.0, np.maximum(exponent - 1, -127) - 5)
-    right: Mask = (np.abs(y - x) <= _of_elements(step, x.size)) & (np.sign(y) == np.sign(x))
+    signs_kept = (np.sign(y) == np.sign(x)) | np.isnan(x)
+    right: Mask = (np.abs(y - x) <= _of_elements(step, x.size)) & signs_kept
     lost = _is_lost(largest)
     if lost.any():
-        given_up = np.isnan(y) if keep_nonfinite else y == 0
-        right = np.where(_of_elements(lost, x.size), given_up, right)
+        beside = _beside_nonfinite(x, y, 3) & signs_kept if keep_nonfinite else y == 0
+        right = np.where(_of_elements(lost, x.size), beside, right)
     return right
 
 

@@ -26,7 +26,7 @@ from . import container
 from .numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from .table import Codec, describe, get_codec
 
-FORMAT = container.Format("packed array", version=2, longest_header=1 << 20)
+FORMAT = container.Format("packed array", version=3, longest_header=1 << 20)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,7 +92,7 @@ class Packed(Summary, Generic[ArrayT]):
         if out is not None and is_tensor(out) != is_tensor(code):  # as of a file, into a tensor
             array = arguments.adopt("Packed", "code", code)
             code = as_tensor(array) if is_tensor(out) else array
-        return self._decoder()(code, out=out)
+        return self.decoder()(code, out=out)
 
     def trimmed(self, nbytes: int | None = None) -> Packed[ArrayT]:
         """Return this array with its codes cut to their length, for sparse codecs on a GPU.
@@ -140,9 +140,7 @@ class Packed(Summary, Generic[ArrayT]):
             stored = loaded.member("code")
             codec, dtype, shape, options = _read_header(file, loaded.header, stored)
             code = stored.read()
-        flaw = _decoder(codec, dtype, shape, options).flaw(code)
-        if flaw:
-            raise ArgumentError(f"{file}: damaged packed array: {flaw}")
+        refuse_flaw(str(file), _decoder(codec, dtype, shape, options), code)
         return cls(codec, dtype, shape, code if provider == "cpu" else _from_host(code), options)
 
     def _length(self) -> int:
@@ -163,7 +161,8 @@ class Packed(Summary, Generic[ArrayT]):
             refuse("Packed", "nbytes", f"0 to {self.nbytes} bytes", shown(length))
         return length
 
-    def _decoder(self) -> Decoder:
+    def decoder(self) -> Decoder:
+        """Return the operator that decodes the codes."""
         return _decoder(self.codec, self.dtype, self.shape, self.options)
 
 
@@ -172,11 +171,14 @@ def compress(x: object, codec: str, **options: object) -> Packed:
 
     x: float32, float16, float64 or bfloat16 (bool too for "pack1", integers for "index4", any type
     for "sparse"), any shape, C-contiguous, NumPy (CPU provider), CuPy (CUDA provider) or anything
-    with `__dlpack__`. options: `keep_nonfinite` for "msfp15", `check` for "index4". Deterministic;
-    no copy between host and device. On a GPU a sparse codec's codes are in a buffer of
-    maximum size: `trimmed` cuts it. Raises ArgumentError and DtypeError.
+    with `__dlpack__`. options: `check` for "index4", `keep_nonfinite` for "msfp15" and
+    "msfp15_signed". Infinities and NaN are kept, and of a NaN its sign at most, by all codecs of
+    values; with keep_nonfinite=False a tile of eight with one becomes zeros, as ONNX Runtime's.
+    Deterministic; no copy between host and device. On a GPU a sparse codec's codes are in a buffer
+    of maximum size: `trimmed` cuts it. Raises ArgumentError and DtypeError.
     """
     row = get_codec(codec)
+    options = {**row.defaults, **options}
     encoder = row.encoding(**options)
     code = encoder(x)
     dtype, shape, is_numpy = _form(encoder.name, x)
@@ -186,6 +188,13 @@ def compress(x: object, codec: str, **options: object) -> Packed:
         codec=codec, dtype=dtype_name(dtype), shape=shape, code=code, options=of_decoder
     )
     return packed.trimmed() if is_numpy else packed
+
+
+def refuse_flaw(file: str, decoder: Decoder, code: HostArray) -> None:
+    """Refuse codes that no encoder makes."""
+    flaw = decoder.flaw(code)
+    if flaw:
+        raise ArgumentError(f"{file}: damaged packed array: {flaw}")
 
 
 def _form(op: str, x: object) -> tuple[Dtype, Shape, bool]:
@@ -289,6 +298,7 @@ def encode_in_parts(
 ) -> Packed:
     """Encode as `compress` does, part by part; raises what it does."""
     codec = get_codec(name)
+    options = {**codec.defaults, **options}
     if codec.leaves_room:  # a part's position in the codes depends on earlier values
         packed = compress(x, name, **options)
         advance(x.size)

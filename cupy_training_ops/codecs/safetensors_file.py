@@ -1,69 +1,97 @@
 # SPDX-License-Identifier: MIT
-"""`.safetensors` files, by the library of that name, in the extra `safetensors`.
+"""`.safetensors` files: tensors of any type, mapped, and the texts of `__metadata__`.
 
-Unlike NumPy's files they support bfloat16.
+A file is the length of its header in 8 bytes, the header in JSON, and the tensors' bytes. Tensors
+of types that NumPy lacks are copied as bytes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import tempfile
-from collections.abc import Iterator, Mapping
-from types import ModuleType
-from typing import Any
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from ..dtypes import BFLOAT16, Dtype
+from ..dtypes import BFLOAT16, Dtype, HostArray
 from ..errors import ArgumentError, cut
 from .numpy_file import MAGIC, BinaryFile, Header, NumpyArray
 
 _START = 8  # bytes with the length of the header
-# Types whose values the library does not return as NumPy arrays.
-UNREAD: dict[str, Dtype] = {
+_LONGEST_HEADER = 100_000_000
+_METADATA = "__metadata__"
+# Types of 8 bits, whose values no codec takes.
+FP8: dict[str, Dtype] = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
 }
 _DTYPES: dict[str, Dtype] = {
     "BOOL": np.dtype(np.bool_),
     "BF16": BFLOAT16,
     "C64": np.dtype(np.complex64),
-} | UNREAD | {f"{kind.upper()}{8 * size}": np.dtype(f"{kind}{size}")
+} | FP8 | {f"{kind.upper()}{8 * size}": np.dtype(f"<{kind}{size}")
      for kind in "iuf" for size in (1, 2, 4, 8) if (kind, size) != ("f", 1)}  # fmt: skip
+NOT_NUMPYS = {"BF16": BFLOAT16, **FP8}  # types that ml_dtypes adds to NumPy's
+_TYPES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
+@dataclass(frozen=True)
 class Tensor:
-    """A tensor of an open file, read lazily."""
+    """A tensor of an open file: its type's name there, its shape, and its bytes."""
 
-    def __init__(self, file: Any, name: str, label: str) -> None:
-        self._file = file
-        self._name = name
-        self._label = f"{label}: tensor {cut(name)}"
+    label: str  # in messages
+    type: str
+    shape: tuple[int, ...]
+    content: HostArray  # uint8
 
     def is_array(self) -> bool:
-        """Return True if NumPy has arrays of its type."""
-        return self._type() in _DTYPES
+        """Return True if NumPy or ml_dtypes has arrays of its type."""
+        return self.type in _DTYPES
 
     def header(self) -> Header:
         """Return shape and type."""
         if not self.is_array():
-            raise ArgumentError(f"{self._label}: NumPy has no type {self._type()}")
-        shape = tuple(self._file.get_slice(self._name).get_shape())
-        return Header(shape, _DTYPES[self._type()], "C")
+            raise ArgumentError(f"{self.label}: NumPy has no type {self.type}")
+        return Header(self.shape, _DTYPES[self.type], "C")
 
     def map(self) -> NumpyArray:
-        """Read its values."""
-        self.header()
-        try:
-            values: NumpyArray = self._file.get_tensor(self._name)
-        except (AttributeError, KeyError, TypeError):  # one of UNREAD
-            raise ArgumentError(f"{self._label}: {self._type()} cannot be read") from None
-        return values
+        """Return its values, read where they are used."""
+        dtype = self.header().dtype
+        values = self.content
+        if values.ctypes.data % dtype.itemsize:  # operators take aligned arrays
+            values = values.copy()
+        return values.view(dtype).reshape(self.shape)
 
-    def _type(self) -> str:
-        return str(self._file.get_slice(self._name).get_dtype())
+
+class Opened(NamedTuple):
+    """The tensors of a file by name, and its texts."""
+
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, str]
+
+
+class Entry(NamedTuple):
+    """A tensor to be written: name, type's name, shape, and parts of its bytes."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    nbytes: int
+    parts: Iterable[Any]  # each a buffer
+
+
+def type_name(dtype: Dtype) -> str:
+    """Return the name of a type in these files."""
+    name = _TYPES.get(dtype.newbyteorder("=") if dtype.kind in "iufc" else dtype)
+    if name is None:
+        raise ArgumentError(f".safetensors has no type {cut(str(dtype))}; .npz has it")
+    return name
 
 
 def is_safetensors(stream: BinaryFile) -> bool:
@@ -74,43 +102,70 @@ def is_safetensors(stream: BinaryFile) -> bool:
     return head[_START:] == b"{" and not head.startswith(MAGIC)
 
 
-@contextlib.contextmanager
-def tensors(path: str | None, stream: BinaryFile, name: object) -> Iterator[Mapping[str, Tensor]]:
-    """Yield the unread tensors of a file by name; a stream without a path is copied to one."""
-    library = _library()
-    with _with_path(path, stream) as place:
-        try:
-            opened = library.safe_open(place, framework="numpy")
-        except library.SafetensorError as error:
-            raise ArgumentError(f"{name}: no tensors to be read ({cut(str(error))})") from None
-    with opened as file:
-        yield {key: Tensor(file, key, str(name)) for key in file.keys()}  # noqa: SIM118
-
-
-def save(stream: BinaryFile, arrays: Mapping[str, NumpyArray]) -> None:
-    """Write arrays by name."""
-    _library()
-    from safetensors.numpy import save as saved
-
-    stream.write(saved(dict(arrays)))
-
-
-def _library() -> ModuleType:
+def tensors(path: str | None, stream: BinaryFile, name: object) -> Opened:
+    """Return the unread tensors of a file, mapped; of a stream without a path they are read."""
     try:
-        return importlib.import_module("safetensors")
-    except ImportError:
-        raise ArgumentError(
-            "safetensors is not here; install it with: pip install 'cupy-training-ops[safetensors]'"
-        ) from None
+        length = int.from_bytes(stream.read(_START), "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(stream.read(length), object_pairs_hook=_without_twins)
+        if path is None:
+            content = np.frombuffer(stream.read(), np.uint8)
+        else:
+            whole = np.memmap(path, np.uint8, "r")
+            content = whole[_START + length :]
+        return _opened(header, content, name)
+    except (ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:
+        raise ArgumentError(f"{name}: no tensors to be read ({cut(str(error))})") from None
 
 
-@contextlib.contextmanager
-def _with_path(path: str | None, stream: BinaryFile) -> Iterator[str]:
-    """Yield a path for the library; without one, of a temporary copy of the stream."""
-    if path is not None:
-        yield path
-        return
-    with tempfile.NamedTemporaryFile(suffix=".safetensors") as copy:
-        copy.write(stream.read())
-        copy.flush()
-        yield copy.name
+def save(stream: BinaryFile, entries: Iterable[Entry], metadata: Mapping[str, str]) -> None:
+    """Write tensors, those of wide elements first, so that each is aligned."""
+    ordered = sorted(entries, key=lambda entry: -_alignment(entry))
+    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    end = 0
+    for entry in ordered:
+        offsets = [end, end + entry.nbytes]
+        header[entry.name] = {"dtype": entry.type, "shape": entry.shape, "data_offsets": offsets}
+        end += entry.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    stream.write(len(text).to_bytes(_START, "little") + text)
+    for entry in ordered:
+        for part in entry.parts:
+            stream.write(part)
+
+
+def _alignment(entry: Entry) -> int:
+    dtype = _DTYPES.get(entry.type)
+    return 1 if dtype is None else dtype.itemsize
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("two members of one name")
+    return members
+
+
+def _opened(header: Any, content: HostArray, name: object) -> Opened:
+    """Check a header against the bytes behind it."""
+    metadata = header.pop(_METADATA, {})
+    if not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError(f"{_METADATA} holds other than texts")
+    found, end = {}, 0
+    for key, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        first, last = about["data_offsets"]
+        kind, shape = about["dtype"], tuple(about["shape"])
+        numbers = (*shape, first, last)
+        if type(kind) is not str or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError(f"tensor {key!r} is not described by a type, a shape and offsets")
+        if first != end or last < first:
+            raise ValueError(f"tensor {key!r} does not begin where the one before ends")
+        if kind in _DTYPES and math.prod(shape) * _DTYPES[kind].itemsize != last - first:
+            raise ValueError(f"tensor {key!r} of {kind} {shape} has {last - first} bytes")
+        end = last
+        found[key] = Tensor(f"{name}: tensor {cut(key)}", kind, shape, content[first:last])
+    if end != content.size:
+        raise ValueError(f"{end} bytes of tensors, {content.size} are there")
+    return Opened(found, metadata)

@@ -24,7 +24,7 @@ class Codec:
 
     kinds: what of an array can be decoded: the `sign` test x > 0, a `mask` of bools, an `index`, or
     the `value` within the bound. lossless: decoding is exact for these kinds. fixed: options of the
-    encoder that the codec's name implies.
+    encoder that the codec's name implies. defaults: options that differ from the encoder's.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Codec:
     kinds: tuple[Kind, ...]
     lossless: bool = False
     fixed: Mapping[str, object] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
 
     def encoding(self, **options: object) -> Any:
         """Return the encoder with these options and the fixed ones."""
@@ -64,6 +65,8 @@ class Codec:
         known = {attribute.name for attribute in self.decoder.attributes}
         return {name: values[name] for name in names if name in known}
 
+
+KEEP_NONFINITE = {"keep_nonfinite": True}
 
 CODECS = {
     codec.name: codec
@@ -112,8 +115,10 @@ CODECS = {
             gist.GistPackMsfp15Decoder,
             8,
             "(-1)^s M 2^(E - 132), M of 6 bits, E shared by 8 values",
-            "2^-6 2^E of the tile, twice that where M saturates; below 2^-126 zero",
+            "2^-6 2^E of the tile, twice that where M saturates, 2^-4 beside infinity and NaN; "
+            "below 2^-126 zero",
             ("value",),
+            defaults=KEEP_NONFINITE,
         ),
         Codec(
             "msfp15_signed",
@@ -121,9 +126,10 @@ CODECS = {
             gist.GistPackMsfp15Decoder,
             8,
             "msfp15, but what is not zero has M >= 1 and keeps its sign",
-            "2^-5 2^E of the tile",
+            "2^-5 2^E of the tile, 2^-3 beside infinity and NaN",
             ("value",),
             fixed={"keep_sign": True},
+            defaults=KEEP_NONFINITE,
         ),
         Codec(
             "sparse",
@@ -178,7 +184,7 @@ CODECS = {
             gist_narrow.GistBlockE4m3Decoder,
             8.125,
             "FP8 E4M3 of x / 2^s, s shared by 128 values; round to nearest even",
-            "2^-4 |x| from 2^(s - 6), 2^(s - 10) below; infinity becomes NaN",
+            "2^-4 |x| from 2^(s - 6), 2^(s - 10) below",
             ("value",),
         ),
         Codec(
@@ -196,7 +202,7 @@ CODECS = {
             gist_narrow.GistInt8Decoder,
             8.5,
             "x / s rounded to an integer, s = max |x| / 127 shared by 32 values",
-            "0.51 s, and half a unit in the last place; what is not finite makes its block NaN",
+            "0.51 s, and half a unit in the last place",
             ("value",),
         ),
         Codec(

@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from numpy.typing import DTypeLike
 
 from ..codecs.numpy_file import BinaryFile, StrPath
-from ..declare.schema import finite
+from ..declare.schema import finite, positive_or_zero
 from ..errors import refuse, shown
-from ..planning.step import above_zero
+from ..planning.step import above_zero, not_negative, seed
 from ..process_group import ProcessGroup
 from ..typing import Array, Arrays, ArraysOrNone, Number
 from .base import Names, Optimizer
-from .state import Codes, State
+from .state import BITS, Codes, State
 from .steps import (
     AdamStep,
     AdamWCodedStep,
     AdamWStep,
+    AMSGradStep,
+    AMSGradWStep,
     LambStep,
+    MomentumStep,
     SGDStep,
     check_betas,
     check_limits,
@@ -31,10 +34,12 @@ from .steps import (
 
 
 class SGD(Optimizer):
-    """Gradient descent: p = p - lr g / d, where d unscales and clips the gradients.
+    """Gradient descent: p = p - lr b, with b = momentum b + (1 - dampening) g, or p = p - lr g.
 
-    d is the loss scale s; where the norm n of all gradients is above s max_norm, it is
-    n / max_norm.
+    g = gradient / d + weight_decay p; with maximize the gradient's negative is in its place. d is
+    the loss scale s; where the norm n of all gradients is above s max_norm, it is n / max_norm. In
+    the first step of a parameter b is g; with nesterov p = p - lr (g + momentum b). This is
+    PyTorch's SGD.
 
     parameters: a list of arrays of one dtype (any float), C-contiguous and on one device,
     NumPy (CPU provider), CuPy (CUDA provider) or anything with `__dlpack__`. They are updated in
@@ -43,13 +48,17 @@ class SGD(Optimizer):
     default. low_precision: an array of float16 or bfloat16, or None, for each parameter; every step
     that is made writes the new parameters there too, rounded once.
 
-    State: none that steps change. NaN and infinities: see `step`. Deterministic. Raises
-    ArgumentError and DtypeError.
+    rounding_seed: bfloat16 parameters are rounded at random, up as often as they are nearer to what
+    is above, by this seed, the step and the place in the parameter; only with momentum.
 
-    Source: this package; GradientNorm and SGDOptimizerList do the work.
+    State: none that steps change without momentum; with it the momenta, in float32 (float64 for
+    float64 parameters), and the counts of steps. NaN and infinities: see `step`. Deterministic.
+    Raises ArgumentError and DtypeError.
+
+    Source: this package; GradientNorm, SGDOptimizerList and SGDMomentumList do the work.
     """
 
-    moments = ()
+    moments: tuple[str, ...] = ()
     counts = False
 
     def __init__(
@@ -57,18 +66,50 @@ class SGD(Optimizer):
         parameters: Arrays,
         lr: Number | Array = 1e-3,
         *,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        maximize: bool = False,
         names: Names | None = None,
         low_precision: ArraysOrNone | None = None,
+        rounding_seed: int | None = None,
     ) -> None:
-        super().__init__(SGDStep(), parameters, lr, names, low_precision)
+        momentum = check_number("SGD", "momentum", not_negative, momentum)
+        dampening = check_number("SGD", "dampening", finite, dampening)
+        weight_decay = check_number("SGD", "weight_decay", positive_or_zero, weight_decay)
+        if nesterov and not (momentum and dampening == 0):
+            got = f"momentum {momentum}, dampening {dampening}"
+            refuse("SGD", "nesterov", "False without momentum or with dampening", got)
+        decay: dict[str, Any] = {"weight_decay": weight_decay, "maximize": maximize}
+        op: SGDStep | MomentumStep = SGDStep(**decay)
+        if momentum:
+            self.moments, self.counts = ("momenta",), True
+            op = MomentumStep(
+                **decay,
+                momentum=momentum,
+                dampening=dampening,
+                nesterov=nesterov,
+                rounding_seed=_checked_seed("SGD", rounding_seed),
+            )
+        elif rounding_seed is not None:
+            refuse("SGD", "rounding_seed", "None, without momentum", shown(rounding_seed))
+        super().__init__(op, parameters, lr, names, low_precision)
+        self._refuse_rounding(rounding_seed)
+
+
+def _checked_seed(optimizer: str, value: int | None) -> int | None:
+    return None if value is None else int(check_number(optimizer, "rounding_seed", seed, value))
 
 
 class Adam(Optimizer):
     """Adam: p = p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon).
 
     m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2 are the moments, betas = (b1, b2), t counts
-    the steps in which this parameter had a gradient. g is the gradient over its loss scale s; where
-    the norm n of all gradients is above s max_norm, it is the gradient over n / max_norm.
+    the steps in which this parameter had a gradient. g = gradient / d + weight_decay p; with
+    maximize the gradient's negative is in its place. d is the loss scale s; where the norm n of all
+    gradients is above s max_norm, it is n / max_norm. amsgrad: the largest v so far is in the place
+    of v. This is PyTorch's Adam.
 
     parameters: a list of arrays of one dtype (any float), C-contiguous and on one device,
     NumPy (CPU provider), CuPy (CUDA provider) or anything with `__dlpack__`. They are updated in
@@ -77,12 +118,13 @@ class Adam(Optimizer):
     default. low_precision: an array of float16 or bfloat16, or None, for each parameter; every step
     that is made writes the new parameters there too, rounded once. moment_dtype: float32 or
     bfloat16, not float16, in which squares of small gradients are 0; float64 for float64
-    parameters.
+    parameters. rounding_seed: bfloat16 parameters are rounded at random, up as often as they are
+    nearer to what is above, by this seed, the step and the place in the parameter.
 
     NaN and infinities: see `step`. Deterministic. Raises ArgumentError and DtypeError.
 
-    Source: GradientNorm and AdamOptimizerList do the work; Kingma and Ba, Adam: a method for
-    stochastic optimization.
+    Source: GradientNorm, AdamOptimizerList and AdamLargestList do the work; Kingma and Ba, Adam: a
+    method for stochastic optimization.
     """
 
     def __init__(
@@ -92,13 +134,28 @@ class Adam(Optimizer):
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        maximize: bool = False,
         names: Names | None = None,
         low_precision: ArraysOrNone | None = None,
         moment_dtype: DTypeLike | None = None,
+        rounding_seed: int | None = None,
     ) -> None:
         alpha, beta = check_betas("Adam", betas)
-        op = AdamStep(alpha=alpha, beta=beta, epsilon=epsilon, max_norm_clip=math.inf)
+        op = (AMSGradStep if amsgrad else AdamStep)(
+            alpha=alpha,
+            beta=beta,
+            epsilon=epsilon,
+            lambda_=check_number("Adam", "weight_decay", positive_or_zero, weight_decay),
+            weight_decay_mode=2,
+            maximize=maximize,
+            max_norm_clip=math.inf,
+            rounding_seed=_checked_seed("Adam", rounding_seed),
+        )
+        self.moments = (*type(self).moments, *(("largest_moment_2",) if amsgrad else ()))
         super().__init__(op, parameters, lr, names, low_precision, moment_dtype)
+        self._refuse_rounding(rounding_seed)
 
 
 class AdamW(Optimizer):
@@ -106,7 +163,8 @@ class AdamW(Optimizer):
 
     m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2 are the moments, betas = (b1, b2), t counts
     the steps in which this parameter had a gradient. g is the gradient over its loss scale s; where
-    the norm n of all gradients is above s max_norm, it is the gradient over n / max_norm. This is
+    the norm n of all gradients is above s max_norm, it is the gradient over n / max_norm; with
+    maximize it is the negative of that. amsgrad: the largest v so far is in the place of v. This is
     PyTorch's AdamW.
 
     parameters: a list of arrays of one dtype (any float), C-contiguous and on one device,
@@ -118,9 +176,12 @@ class AdamW(Optimizer):
     bfloat16, not float16, in which squares of small gradients are 0; float64 for float64
     parameters.
 
-    state: '8bit' keeps both moments in 2.02 bytes a parameter, for parameters of at most 32 bits:
-    AdamCodedList says how. Weights whose first moment is below 1/256 of the largest in its block of
-    128 hardly move. States and files have them in float32, and go on bit for bit.
+    state: '8bit' keeps both moments in 2.008 bytes a parameter, '4bit' in 1.04, for parameters of
+    at most 32 bits: AdamCodedList says how. Those of fewer than 4,096 elements stay float32. States
+    and files have all in float32, and go on bit for bit.
+
+    rounding_seed: bfloat16 parameters are rounded at random, up as often as they are nearer to what
+    is above, by this seed, the step and the place in the parameter: no float32 copy is needed.
 
     group: a ProcessGroup, whose ranks train the same parameters with gradients of their own and
     make each step together, by the mean of the gradients. Each rank has the moments of its part of
@@ -160,18 +221,32 @@ class AdamW(Optimizer):
         names: Names | None = None,
         low_precision: ArraysOrNone | None = None,
         moment_dtype: DTypeLike | None = None,
-        state: Literal["8bit"] | None = None,
+        state: Literal["8bit", "4bit"] | None = None,
         group: ProcessGroup | None = None,
+        amsgrad: bool = False,
+        maximize: bool = False,
+        rounding_seed: int | None = None,
     ) -> None:
         if group is not None:
             refuse(type(self).__name__, "group", "None, for a class of your own", shown(group))
         alpha, beta = check_betas("AdamW", betas)
-        weight_decay = check_number("AdamW", "weight_decay", finite, weight_decay)
         codes = _codes(state, moment_dtype)
-        op = (AdamWStep if codes is None else AdamWCodedStep)(
-            alpha=alpha, beta=beta, epsilon=epsilon, lambda_=weight_decay, max_norm_clip=math.inf
-        )
+        rule: dict[str, Any] = {
+            "alpha": alpha, "beta": beta, "epsilon": epsilon,
+            "lambda_": check_number("AdamW", "weight_decay", finite, weight_decay),
+            "max_norm_clip": math.inf, "maximize": maximize,
+            "rounding_seed": _checked_seed("AdamW", rounding_seed),
+        }  # fmt: skip
+        op: AdamWStep | AMSGradWStep | AdamWCodedStep = AdamWStep(**rule)
+        if amsgrad:
+            if codes is not None:
+                refuse("AdamW", "amsgrad", "False, with moments in codes", "True")
+            op = AMSGradWStep(**rule)
+            self.moments = (*type(self).moments, "largest_moment_2")
+        elif codes is not None:
+            op = AdamWCodedStep(**rule, bits=codes.bits)
         super().__init__(op, parameters, lr, names, low_precision, moment_dtype, codes)
+        self._refuse_rounding(rounding_seed)
 
 
 _, *_arguments = inspect.signature(AdamW.__init__).parameters.values()
@@ -179,12 +254,14 @@ AdamW.__signature__ = inspect.Signature(_arguments)  # type: ignore[attr-defined
 
 
 def _codes(state: str | None, moment_dtype: object) -> Codes | None:
-    """The codes of moments with state="8bit"; None where moments are arrays of numbers."""
-    if state not in (None, "8bit"):
-        refuse("AdamW", "state", "None or '8bit'", shown(state))
-    if state is not None and moment_dtype is not None:
-        refuse("AdamW", "moment_dtype", "None, with moments of 8 bits", shown(moment_dtype))
-    return None if state is None else Codes()
+    """The codes of moments with state="8bit" or "4bit"; None where moments are numbers."""
+    if state is None:
+        return None
+    if state not in BITS:
+        refuse("AdamW", "state", f"None or {' or '.join(map(repr, BITS))}", shown(state))
+    if moment_dtype is not None:
+        refuse("AdamW", "moment_dtype", "None, with moments in codes", shown(moment_dtype))
+    return Codes(BITS[state])
 
 
 class Lamb(Optimizer):

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import is_
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,11 +43,11 @@ from ..dtypes import (
     to_dtype,
 )
 from ..errors import ArgumentError, DtypeError, refuse, shown
-from ..planning.step import number
+from ..planning.step import number, refuse_rounding
 from ..rules.widening import computed_in
 from . import state as states
 from .state import Codes, Counts, Layout, Numbers, Part, Places, State, on_host, overwrite, zeros
-from .steps import NormUpdate
+from .steps import NormUpdate, uncoded
 from .whole import Whole
 
 Arrays = tuple[Any, ...]
@@ -116,8 +117,8 @@ _MADE_ANEW = (  # by `__setstate__` and `_place`
 class Optimizer:
     """Parameters, and what their steps change; SGD, Adam, AdamW and Lamb say how."""
 
-    moments: ClassVar[tuple[str, ...]] = ("moment_1", "moment_2")
-    counts: ClassVar[bool] = True
+    moments: tuple[str, ...] = ("moment_1", "moment_2")
+    counts: bool = True
     _counts: Counts | None
 
     def __init__(
@@ -144,7 +145,8 @@ class Optimizer:
             low_precision = self._adopt("low_precision", low_precision)
         self._given_copies, self._copies = given_copies, low_precision
         self._form = codes or Numbers(self._moment_dtype(moment_dtype, wide))
-        self._moments = {m: tuple(map(self._form.first, self._weights)) for m in self.moments}
+        begun = [self._form.first(weight, self.moments) for weight in self._weights]
+        self._moments = {m: tuple(own[m] for own in begun) for m in self.moments}
         first = self._weights[0]
         self.gradient_norm, self.is_finite = zeros(first, (), wide), zeros(first, (), BOOL)
         self._counts = Counts(self.gradient_norm, len(self._weights)) if self.counts else None
@@ -180,6 +182,8 @@ class Optimizer:
         if "_whole" not in state:
             self._take_old()
         self._adopt_again()
+        if isinstance(self._form, Codes):
+            self._take_old_codes(self._form)
 
     def _take_old(self) -> None:
         """Go on from an old pickle: one step for all parameters, no record of a torn write."""
@@ -188,6 +192,13 @@ class Optimizer:
         if self._counts is not None:
             self._counts.load([int(to_host(step)) - 1] * n)
         self._whole = Whole(type(self).__name__)
+
+    def _take_old_codes(self, form: Codes) -> None:
+        """Go on from moments in codes of an older version."""
+        pairs = enumerate(self._weights)
+        renewed = [form.renewed(self._moments_of(i), weight) for i, weight in pairs]
+        self._moments = {m: tuple(own[m] for own in renewed) for m in self.moments}
+        self._place()
 
     def _adopt_again(self) -> None:
         """Adopt parameters and copies where they are now."""
@@ -251,11 +262,16 @@ class Optimizer:
             self._whole.refuse_torn()
             if self._counts is not None:
                 state["step"] = states.step(self.names, self._counts.steps())
-            for moment, arrays in self._moments.items():
-                triples = zip(self.names, arrays, self._weights, strict=True)
-                save = self._form.save
-                state[moment] = {name: save(moment, x, tuple(w.shape)) for name, x, w in triples}
+            pairs = enumerate(self._weights)
+            saved = [self._form.save(self._moments_of(i), weight) for i, weight in pairs]
+            for moment in self.moments:
+                own = (arrays[moment] for arrays in saved)
+                state[moment] = dict(zip(self.names, own, strict=True))
         return state
+
+    def _moments_of(self, place: int) -> dict[str, Any]:
+        """The moments of a parameter, by name."""
+        return {moment: arrays[place] for moment, arrays in self._moments.items()}
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state, of the same class and of parameters of the same names and shapes.
@@ -273,9 +289,10 @@ class Optimizer:
             self._last, self._whole.is_torn = None, True
             if self._counts is not None:
                 self._counts.load(states.steps(self.names, state["step"]))
-            for moment, arrays in moments.items():
-                for own, array in zip(self._moments[moment], arrays, strict=False):
-                    overwrite(own, self._form.restore(moment, array))
+            for i, arrays in enumerate(zip(*moments.values(), strict=True)):
+                given = dict(zip(moments, arrays, strict=True))
+                for moment, array in self._form.restore(given).items():
+                    overwrite(self._moments[moment][i], array)
             self._whole.is_torn = False
 
     def save(self, file: StrPath | BinaryFile, *, sync: bool = True) -> None:
@@ -345,16 +362,32 @@ class Optimizer:
         if not gradients:
             return None
         self._last = None  # its updates count by parts, which `of` may take apart
-        parts = [_WHOLE] if self._counts is None else self._counts.of(places)
-        call = self._update_call(Part(places, parts[0].count), gradients, given)
-        norm, updates = None, [call]
-        if len(parts) > 1:  # `call`, which checked the gradients of all parts, is not made
+        parts = [_WHOLE] if self._counts is None else self._alike(self._counts.of(places))
+        norm, updates = None, list[CheckedCall]()
+        if len({self._form.is_coded(self._weights[i]) for i in places}) == 1:
+            updates = [self._update_call(Part(places, parts[0].count), gradients, given)]
+        if len(parts) > 1:  # that call, which checked the gradients of all parts, is not made
             norm, updates = self._by_parts(parts, dict(zip(places, gradients, strict=True)), given)
         tensors = self._backend.has_tensors  # a tensor's memory may become another
         known = None if tensors else known_of(self._backend, given)
         step = Step(known, self._variant(given[-1]), norm, updates)
         self._last = None if known is None else step
         return step
+
+    def _alike(self, parts: Sequence[Part]) -> list[Part]:
+        """The parts, each taken apart where only some of its parameters have moments in codes.
+
+        The last one's update counts the step.
+        """
+        alike = list[Part]()
+        for part in parts:
+            coded = tuple(i for i in part.places if self._form.is_coded(self._weights[i]))
+            others = tuple(i for i in part.places if i not in set(coded))
+            if coded and others:
+                alike += [Part(others, part.count, counts=False), Part(coded, part.count)]
+            else:
+                alike.append(part)
+        return alike
 
     def _by_parts(
         self, parts: Sequence[Part], gradients: dict[int, Any], given: Arrays
@@ -377,6 +410,10 @@ class Optimizer:
         except (ArgumentError, DtypeError) as error:
             if part.places == self._every:
                 raise
+            if is_told:  # of a part, whose gradients are counted apart
+                places = re.compile(r"gradients\[(\d+)\]")
+                own = places.sub(lambda m: f"gradients[{part.places[int(m[1])]}]", str(error))
+                raise type(error)(own) from None
             raise type(error)(f"{error} (counted without those whose gradient is None)") from None
 
     def _open(self, part: Part, max_norm: Any, is_told: bool) -> OpenCall:
@@ -384,7 +421,7 @@ class Optimizer:
 
         is_told: the norm is measured by a call of its own, before.
         """
-        key = part.places, id(part.count), is_told, self._variant(max_norm)
+        key = part.places, id(part.count), part.counts, is_told, self._variant(max_norm)
         call = self._bound.get(key)
         if call is None:
             inputs: dict[str, Any] = dict(self._own)
@@ -393,8 +430,12 @@ class Optimizer:
             if part.count is not None:
                 inputs["step"] = part.count
             op, left = self._operator(max_norm), dict.fromkeys(self._open_inputs, ...)
+            if self._form.name and not self._form.is_coded(self._weights[part.places[0]]):
+                op = uncoded(op)
             op = type(op).update(**op.attribute_values) if is_told else op  # type: ignore[attr-defined]
-            bound = op.bound(**inputs, **left, outputs=self._outputs_of(part.places))
+            outputs = self._outputs_of(part.places)
+            outputs = outputs if part.counts else [name for name in outputs if name != "new_T"]
+            bound = op.bound(**inputs, **left, outputs=outputs)
             call = self._keep(key, opened(bound))
         return call
 
@@ -460,6 +501,11 @@ class Optimizer:
                 got = dtype_name(own_dtype)
                 raise DtypeError(f"{name}: parameters[{i}]: expected {expected}, got {got}")
         return dtype
+
+    def _refuse_rounding(self, seed: int | None) -> None:
+        """Refuse a seed of roundings for parameters that are not bfloat16."""
+        if seed is not None:
+            refuse_rounding(type(self).__name__, self._dtype())
 
     def _moment_dtype(self, given: object, wide: Dtype) -> Dtype:
         """`wide`, or what is given: float16 has no room for the squares of gradients below 2e-4."""

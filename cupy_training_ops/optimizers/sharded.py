@@ -178,15 +178,22 @@ class AdamW(adam.AdamW):
         moment_dtype: object = None,
         state: str | None = None,
         group: ProcessGroup | None = None,
+        amsgrad: bool = False,
+        maximize: bool = False,
+        rounding_seed: int | None = None,
     ) -> None:
         if not isinstance(group, ProcessGroup):
             refuse("AdamW", "group", "a ProcessGroup", shown(group))
-        if state is not None:
-            refuse("AdamW", "state", "None, over ranks", shown(state))
+        for name, value in {"state": state, "rounding_seed": rounding_seed}.items():
+            if value is not None:
+                refuse("AdamW", name, "None, over ranks", shown(value))
+        if amsgrad:
+            refuse("AdamW", "amsgrad", "False, over ranks", shown(amsgrad))
         self.group = group
         alpha, beta = check_betas("AdamW", betas)
         weight_decay = check_number("AdamW", "weight_decay", finite, weight_decay)
         rates = {"alpha": alpha, "beta": beta, "epsilon": epsilon, "lambda_": weight_decay}
+        rates |= {"maximize": True} if maximize else {}
         self._op = AdamWUpdate(**rates, max_norm_clip=math.inf)
         self._check(parameters, lr, names, low_precision)
         wide = computed_in(info(self._weights[0])[1])

@@ -23,7 +23,7 @@ from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from ..declare.schema import Shape, Spec
 from ..dtypes import BFLOAT16, FLOAT32, FLOAT64, INT64, UINT8, Dtype, HostArray, dtype_name
 from ..errors import ArgumentError, pass_on, refuse, shown
-from ..families.adam.codes import coded_nbytes, decode, encode
+from ..families.adam.codes import coded_sizes, decode, decode_old, encode, old_size
 
 State = dict[str, Any]
 Places = tuple[int, ...]  # of parameters
@@ -76,6 +76,11 @@ def on_host(array: Any) -> HostArray:
 # ---- moments and counts --------------------------------------------------------------------------
 
 
+BITS = {"8bit": 8, "4bit": 4}  # of codes, by an optimizer's `state`
+MIN_CODED = 4096  # elements of a parameter whose moments are codes
+CODED = ("moment_1", "moment_2")
+
+
 class Numbers:
     """Arrays of a dtype, shaped as their parameters."""
 
@@ -84,38 +89,80 @@ class Numbers:
     def __init__(self, dtype: Dtype) -> None:
         self.dtype = dtype  # in a state
 
-    def first(self, parameter: Any) -> Any:
+    def is_coded(self, parameter: Any) -> bool:
+        """Return True if a parameter's moments are codes."""
+        return False
+
+    def first(self, parameter: Any, names: Sequence[str]) -> dict[str, Any]:
         """Moments of 0."""
-        return zeros(parameter, parameter.shape, self.dtype)
+        return {name: zeros(parameter, parameter.shape, self.dtype) for name in names}
 
-    def save(self, _: str, array: Any, __: Shape) -> HostArray:
-        """The array of a state."""
-        return host_copy(array)
+    def save(self, moments: Mapping[str, Any], parameter: Any) -> dict[str, HostArray]:
+        """The arrays of a state, of one parameter."""
+        return {name: host_copy(array) for name, array in moments.items()}
 
-    def restore(self, _: str, array: HostArray) -> HostArray:
-        """The elements of an optimizer's array, from a state's."""
-        return array
+    def restore(self, moments: Mapping[str, HostArray]) -> dict[str, HostArray]:
+        """The elements of an optimizer's arrays, from a state's."""
+        return dict(moments)
 
 
 class Codes(Numbers):
-    """Moments of a byte each. A state has their numbers, from which the same codes come."""
+    """Moments of 8 or 4 bits each. A state has their numbers, from which the same moments come.
 
-    name = "8bit"
+    Those of fewer than MIN_CODED elements are numbers.
+    """
 
-    def __init__(self) -> None:
+    bits = 8  # in pickles of older versions
+
+    def __init__(self, bits: int) -> None:
         super().__init__(FLOAT32)
+        self.bits = bits
 
-    def first(self, parameter: Any) -> Any:
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"{self.bits}bit"
+
+    def is_coded(self, parameter: Any) -> bool:
+        size: int = math.prod(parameter.shape)
+        return size >= MIN_CODED
+
+    def first(self, parameter: Any, names: Sequence[str]) -> dict[str, Any]:
         if info(parameter)[1] == FLOAT64:
-            refuse("AdamW", "state", "None, where parameters are float64", "'8bit'")
-        return zeros(parameter, (coded_nbytes(math.prod(parameter.shape)),), UINT8)
+            refuse("AdamW", "state", "None, where parameters are float64", f"'{self.name}'")
+        if not self.is_coded(parameter):
+            return super().first(parameter, names)
+        sizes = coded_sizes(math.prod(parameter.shape), self.bits)
+        return {n: zeros(parameter, (size,), UINT8) for n, size in zip(names, sizes, strict=True)}
 
-    def save(self, moment: str, array: Any, shape: Shape) -> HostArray:
-        decoded = decode(host_copy(array), math.prod(shape), signed=moment == "moment_1")
-        return decoded.reshape(shape)
+    def save(self, moments: Mapping[str, Any], parameter: Any) -> dict[str, HostArray]:
+        arrays = super().save(moments, parameter)
+        if not self.is_coded(parameter):
+            return arrays
+        shape = tuple(parameter.shape)
+        numbers = decode(_pair(arrays), math.prod(shape), self.bits)
+        return {name: x.reshape(shape) for name, x in zip(CODED, numbers, strict=True)}
 
-    def restore(self, moment: str, array: HostArray) -> HostArray:
-        return encode(array, signed=moment == "moment_1")
+    def restore(self, moments: Mapping[str, HostArray]) -> dict[str, HostArray]:
+        if not self.is_coded(moments[CODED[0]]):
+            return super().restore(moments)
+        return dict(zip(CODED, encode(*_pair(moments), self.bits), strict=True))
+
+    def renewed(self, moments: Mapping[str, Any], parameter: Any) -> dict[str, Any]:
+        """Moments of an older version's codes, in those of this one; others as they are."""
+        n = math.prod(parameter.shape)
+        size = info(moments[CODED[0]])[2]
+        if self.bits != 8 or info(moments[CODED[0]])[1] != UINT8 or size != (old_size(n),):
+            return dict(moments)
+        arrays = {name: host_copy(array) for name, array in moments.items()}
+        wide = [x.reshape(parameter.shape) for x in decode_old(_pair(arrays), n)]
+        own = self.first(parameter, CODED)
+        for name, x in self.restore(dict(zip(CODED, wide, strict=True))).items():
+            overwrite(own[name], x)
+        return own
+
+
+def _pair(moments: Mapping[str, Any]) -> tuple[Any, Any]:
+    return moments[CODED[0]], moments[CODED[1]]
 
 
 class Part(NamedTuple):
@@ -123,6 +170,7 @@ class Part(NamedTuple):
 
     places: Places
     count: Any  # an array: what skips a step is known on the device alone
+    counts: bool = True  # its update, and not another one of the same step
 
 
 class Counts:

@@ -12,22 +12,21 @@ they call R is `lr` here, and their norm and signal are arrays that the step its
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ..call.op import Op
-from ..declare.schema import Input, Output, positive_or_zero
+from ..declare.schema import Input, Output, finite, positive_or_zero
 from ..device.source import Source
 from ..errors import ArgumentError, refuse, shown
-from ..families.adam.facts import AdamRule
-from ..families.adam.operators import AdamCodedList, AdamOptimizerList
+from ..families.adam.operators import AdamCodedList, AdamLargestList, AdamOptimizerList
 from ..families.lamb.operators import LambOptimizer
-from ..families.optimizer.operators import GradientNorm, SGDOptimizerList
+from ..families.optimizer.operators import GradientNorm, SGDMomentumList, SGDOptimizerList
 from ..families.optimizer.reference import gradient_norm
-from ..plan import Device, Launch, Plan, Step, by_value
+from ..plan import Device, Launch, Plan, Step
 from ..planning.step import decay, limit, not_negative
 
 NAMES = {  # of the operators' inputs, where they have other ones
@@ -167,51 +166,57 @@ class Measured(Update):
         return [inputs[names.index(name)] for name in ("gradients", *MEASURED)]
 
 
-RATES = {  # the attributes in whose place they are
-    "alpha": Input("beta1", "float64", memory="host", convert=beta, static=False),
-    "beta": Input("beta2", "float64", memory="host", convert=beta, static=False),
-    "lambda_": Input(
-        "weight_decay", "float64", memory="host", convert=positive_or_zero, static=False
-    ),
-    "epsilon": Input("eps", "float64", memory="host", convert=not_negative, static=False),
+def _rate(name: str, convert: Convert) -> Input:
+    """A number of each call."""
+    return Input(name, "float64", memory="host", convert=convert, static=False)
+
+
+DECAY = _rate("weight_decay", positive_or_zero)
+ADAM_RATES = {  # the attributes in whose place they are
+    "alpha": _rate("beta1", beta),
+    "beta": _rate("beta2", beta),
+    "lambda_": DECAY,
+    "epsilon": _rate("eps", not_negative),
 }
-_N = len(RATES)
+SGD_RATES = {
+    "momentum": _rate("momentum", positive_or_zero),
+    "dampening": _rate("dampening", finite),
+    "weight_decay": DECAY,
+}
 
 
 class WithRates(Update):
-    """An update whose rates (beta1, eps, ...) are inputs of each call, not attributes."""
+    """An update whose rates (beta1, eps, ...) are inputs of each call, not attributes.
+
+    `rule` is the operator's: it makes the kernels' struct of the rates and other attributes.
+    """
 
     inputs: ClassVar[tuple[Input, ...]]
+    rates: ClassVar[Mapping[str, Input]]
 
     def infer(self, *specs: Any) -> Any:
         """The operator's outputs, from its own inputs: the rates stand behind them."""
-        return super().infer(*specs[:-_N])  # type: ignore[misc]
+        return super().infer(*specs[: -len(self.rates)])  # type: ignore[misc]
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """The rule of the attributes, which are not used, becomes one of each call's rates."""
-        n = len(self.inputs) - _N
-        first, *others = specs[n : n + _N]
-        layout = AdamRule.of().dtype
-        rule = replace(first.then(_rule, *others), struct=layout)
-        plan: Plan = super().plan(device, *specs[:n], *specs[n + _N :])  # type: ignore[misc]
+        """The rule of the attributes becomes one of each call's rates."""
+        n = len(self.inputs) - len(self.rates)
+        first, *others = specs[n : n + len(self.rates)]
+        layout = self.rule().dtype  # type: ignore[attr-defined]
+        rule = replace(first.then(functools.lru_cache(64)(self.rule), *others), struct=layout)  # type: ignore[attr-defined]
+        plan: Plan = super().plan(device, *specs[:n], *specs[n + len(self.rates) :])  # type: ignore[misc]
         return replace(plan, steps=tuple(_with(step, rule, layout) for step in plan.steps))
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
         """The operator's function on the CPU, called with the rates for its attributes."""
-        update = super().cpu_function()
+        update, n = super().cpu_function(), len(cls.rates)
 
         def step(*inputs: Any, **attributes: Any) -> object:
-            rates = dict(zip(RATES, inputs[-_N:], strict=True))
-            return update(*inputs[:-_N], **(attributes | rates))
+            rates = dict(zip(cls.rates, inputs[-n:], strict=True))
+            return update(*inputs[:-n], **(attributes | rates))
 
         return step
-
-
-@functools.lru_cache(64)
-def _rule(alpha: float, beta: float, lambda_: float, epsilon: float) -> np.void:
-    numbers = {"alpha": alpha, "beta": beta, "lambda_": lambda_, "epsilon": epsilon}
-    return by_value(AdamRule, **numbers, correct_bias=True, decays_updated=False)
 
 
 def _with(step: Step, rule: object, layout: np.dtype[Any]) -> Step:
@@ -251,6 +256,25 @@ class SGDStep(Measured, SGDOptimizerList):
     outputs: ClassVar[tuple[Output, ...]] = outputs_of(SGDOptimizerList)
 
 
+class MomentumUpdate(Update, SGDMomentumList):
+    """weights = weights - lr b with momentum b."""
+
+    name = "SGD"
+    operator = SGDMomentumList
+    inputs = inputs_of(SGDMomentumList)
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(SGDMomentumList)
+
+
+class MomentumStep(Measured, SGDMomentumList):
+    """MomentumUpdate, which first computes the norm of the gradients."""
+
+    name = "SGD"
+    operator = SGDMomentumList
+    update: ClassVar[type[Op]] = MomentumUpdate
+    inputs = measured_inputs(SGDMomentumList)
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(SGDMomentumList)
+
+
 class AdamUpdate(Update, AdamOptimizerList):
     """weights = weights - lr (m / c1) / (sqrt(v / c2) + epsilon)."""
 
@@ -268,6 +292,38 @@ class AdamStep(Measured, AdamOptimizerList):
     update: ClassVar[type[Op]] = AdamUpdate
     inputs = measured_inputs(AdamOptimizerList)
     outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamOptimizerList)
+
+
+class AMSGradUpdate(Update, AdamLargestList):
+    """AdamUpdate with the largest second moments."""
+
+    name = "Adam"
+    operator = AdamLargestList
+    inputs = inputs_of(AdamLargestList)
+    outputs: ClassVar[tuple[Output, ...]] = on_request(AdamLargestList)
+
+
+class AMSGradStep(Measured, AdamLargestList):
+    """AMSGradUpdate, which first computes the norm of the gradients."""
+
+    name = "Adam"
+    operator = AdamLargestList
+    update: ClassVar[type[Op]] = AMSGradUpdate
+    inputs = measured_inputs(AdamLargestList)
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamLargestList)
+
+
+class AMSGradWUpdate(AMSGradUpdate):
+    """AdamWUpdate with the largest second moments."""
+
+    name = "AdamW"
+
+
+class AMSGradWStep(AMSGradStep):
+    """AdamWStep with the largest second moments."""
+
+    name = "AdamW"
+    update: ClassVar[type[Op]] = AMSGradWUpdate
 
 
 class AdamWUpdate(AdamUpdate):
@@ -302,6 +358,12 @@ class AdamWCodedStep(Measured, AdamCodedList):
     outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamCodedList)
 
 
+def uncoded(op: Op) -> AdamWStep:
+    """Return the step of moments that are no codes, with the same attributes."""
+    attributes = {k: v for k, v in op.attribute_values.items() if k != "bits"}
+    return AdamWStep(**attributes)
+
+
 class LambUpdate(Update, LambOptimizer):
     """weights = weights - lr ratio d."""
 
@@ -321,33 +383,89 @@ class LambStep(Measured, LambOptimizer):
     outputs: ClassVar[tuple[Output, ...]] = outputs_of(LambOptimizer)
 
 
+class SGDUpdateWithRates(WithRates, SGDOptimizerList):
+    """SGDUpdate, whose weight decay is an input."""
+
+    name = "SGD"
+    operator = SGDOptimizerList
+    rates: ClassVar[Mapping[str, Input]] = {"weight_decay": DECAY}
+    inputs = (*inputs_of(SGDOptimizerList), DECAY)
+    outputs: ClassVar[tuple[Output, ...]] = on_request(SGDOptimizerList)
+
+
+class SGDStepWithRates(Measured, SGDUpdateWithRates):
+    """SGDUpdateWithRates, which first computes the norm of the gradients."""
+
+    inputs = (*measured_inputs(SGDOptimizerList), DECAY)
+
+
+class MomentumUpdateWithRates(WithRates, SGDMomentumList):
+    """MomentumUpdate, whose rates are inputs."""
+
+    name = "SGD"
+    operator = SGDMomentumList
+    rates = SGD_RATES
+    inputs = (*inputs_of(SGDMomentumList), *SGD_RATES.values())
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(SGDMomentumList)
+
+
+class MomentumStepWithRates(Measured, MomentumUpdateWithRates):
+    """MomentumUpdateWithRates, which first computes the norm of the gradients."""
+
+    inputs = (*measured_inputs(SGDMomentumList), *SGD_RATES.values())
+
+
 class AdamWUpdateWithRates(WithRates, AdamOptimizerList):
-    """weights = weights - lr ((m / c1) / (sqrt(v / c2) + eps) + weight_decay weights)."""
+    """AdamWUpdate, whose rates are inputs."""
 
     name = "AdamW"
     operator = AdamOptimizerList
-    inputs = (*inputs_of(AdamOptimizerList), *RATES.values())
+    rates = ADAM_RATES
+    inputs = (*inputs_of(AdamOptimizerList), *ADAM_RATES.values())
     outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamOptimizerList)
 
 
 class AdamWStepWithRates(Measured, AdamWUpdateWithRates):
     """AdamWUpdateWithRates, which first computes the norm of the gradients."""
 
+    inputs = (*measured_inputs(AdamOptimizerList), *ADAM_RATES.values())
+
+
+class AMSGradUpdateWithRates(WithRates, AdamLargestList):
+    """AdamWUpdateWithRates with the largest second moments."""
+
     name = "AdamW"
-    inputs = (*measured_inputs(AdamOptimizerList), *RATES.values())
+    operator = AdamLargestList
+    rates = ADAM_RATES
+    inputs = (*inputs_of(AdamLargestList), *ADAM_RATES.values())
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamLargestList)
+
+
+class AMSGradStepWithRates(Measured, AMSGradUpdateWithRates):
+    """AMSGradUpdateWithRates, which first computes the norm of the gradients."""
+
+    inputs = (*measured_inputs(AdamLargestList), *ADAM_RATES.values())
 
 
 class AdamWCodedUpdateWithRates(WithRates, AdamCodedList):
-    """AdamW with moments in codes."""
+    """AdamWUpdateWithRates with moments in codes."""
 
     name = "AdamW"
     operator = AdamCodedList
-    inputs = (*inputs_of(AdamCodedList), *RATES.values())
+    rates = ADAM_RATES
+    inputs = (*inputs_of(AdamCodedList), *ADAM_RATES.values())
     outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamCodedList)
 
 
 class AdamWCodedStepWithRates(Measured, AdamWCodedUpdateWithRates):
     """AdamWCodedUpdateWithRates, which first computes the norm of the gradients."""
 
-    name = "AdamW"
-    inputs = (*measured_inputs(AdamCodedList), *RATES.values())
+    inputs = (*measured_inputs(AdamCodedList), *ADAM_RATES.values())
+
+
+@functools.cache
+def named(kind: Any, name: str) -> Any:
+    """Return an operator that is another's under this name."""
+    if kind.name == name:
+        return kind
+    return type(kind.__name__, (kind,), {"name": name, "__doc__": kind.__doc__})

@@ -22,7 +22,7 @@ from ..declare.schema import (
     integer,
     real,
 )
-from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOATS, Dtype
+from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOATS, Dtype, dtype_name
 from ..errors import ArgumentError, refuse, shown
 from ..plan import Config, Launch, Plan, Work, slots
 from .multi_tensor import Columns, Listed, MakeLaunch, batches
@@ -78,6 +78,21 @@ def decay(value: object) -> float:
     if not 0 <= number < math.inf:
         raise ArgumentError(f"expected a finite number of at least 0, got {number}")
     return number
+
+
+def seed(value: object) -> int:
+    """An integer from 0 on, below 2^64."""
+    number = integer(value)
+    if not 0 <= number < 2**64:
+        raise ArgumentError(f"expected a seed from 0 on, below 2^64, got {shown(number)}")
+    return number
+
+
+def refuse_rounding(op: str, dtype: Dtype) -> None:
+    """Refuse a seed for weights that are not rounded at random."""
+    if dtype != BFLOAT16:
+        got = f"a seed, with weights in {dtype_name(dtype)}"
+        refuse(op, "rounding_seed", "None, unless weights are bfloat16", got)
 
 
 def refuse_uncorrectable(op: str, **decays: object) -> None:

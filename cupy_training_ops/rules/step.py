@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from ..dtypes import HostArray
+from ..dtypes import BFLOAT16, HostArray
+from .philox import words
+from .widening import cast
 
 
 def number(value: object, absent: float = 1.0) -> float:
@@ -41,3 +44,21 @@ def count_step(step: object, update: bool) -> tuple[int, HostArray]:
     before: int = after.item()
     after += update
     return before, after
+
+
+def rounded_weights(
+    wide: Sequence[HostArray], weights: Sequence[HostArray], seed: int | None, step: int
+) -> tuple[HostArray, ...]:
+    """New weights in the dtypes of those before, to nearest even, or at random by a seed."""
+    pairs = zip(wide, weights, strict=True)
+    if seed is None:
+        return tuple(cast(x, w.dtype) for x, w in pairs)
+    return tuple(_rounded_at_random(x, seed, step) for x, _ in pairs)
+
+
+def _rounded_at_random(x: HostArray, seed: int, step: int) -> HostArray:
+    """float32 as bfloat16, up as often as a number is nearer to what is above."""
+    noises = words((seed, step % 2**64), 0, x.size).reshape(x.shape) >> np.uint32(16)
+    up = ((x.view(np.uint32) + noises) >> np.uint32(16)).astype(np.uint16).view(BFLOAT16)
+    rounded: HostArray = np.where(np.isfinite(x), up, cast(x, BFLOAT16))
+    return rounded

@@ -58,8 +58,10 @@ def put_nan(y: HostArray, where: HostArray, negative: HostArray) -> HostArray:
 
 def convert(x: HostArray, dtype: Dtype) -> HostArray:
     """A copy in another dtype; a NaN keeps its sign and nothing else."""
-    sign = x.view(f"u{x.itemsize}") >> (8 * x.itemsize - 1) != 0
-    return put_nan(np.array(x.astype(dtype)), np.isnan(x), sign)
+    y, nan = x.astype(dtype), np.isnan(x)
+    if not nan.any():
+        return y
+    return put_nan(y, nan, x.view(f"u{x.itemsize}") >> (8 * x.itemsize - 1) != 0)
 
 
 def odd_bits(x: HostArray | np.generic) -> HostArray:

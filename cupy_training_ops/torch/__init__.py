@@ -33,7 +33,7 @@ _NAMES = {
     "Conversion": ".conversion",
     "convert": ".conversion",
     "GradientBuckets": ".buckets",
-} | dict.fromkeys(("AdamW", "SGD", "Lamb"), ".optim")
+} | dict.fromkeys(("Adam", "AdamW", "SGD", "Lamb"), ".optim")
 
 __all__ = ["CompressedActivations", "compressed_activations", *_MODULES, *_NAMES]
 

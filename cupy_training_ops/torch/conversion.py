@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,15 +36,19 @@ _RMS_NORM = "RMSNorm"  # the end of class names in the library transformers
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of `convert` by module name: the new class, or why one was left."""
+    """The result of `convert` by module name: the new class, or why one was left.
+
+    reason: why nothing was swapped and nothing left.
+    """
 
     swapped: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    reason: str = ""
 
     def __str__(self) -> str:
         counts = Counter(self.swapped.values())
         kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
-        lines = [f"swapped {kinds or 'nothing'}"]
+        lines = [f"swapped {kinds or 'nothing'}{self.reason and ': '}{self.reason}"]
         lines += [f"left {name or 'the model'}: {reason}" for name, reason in self.left.items()]
         return "\n".join(lines)
 
@@ -81,7 +85,17 @@ def convert(
         elif replacement is not None:
             conversion.swapped[name] = type(module).__name__
             module.__class__ = replacement
+    if not conversion.swapped and not conversion.left:
+        return replace(conversion, reason=_why_nothing(model, names - set(skip)))
     return conversion
+
+
+def _why_nothing(model: torch.nn.Module, names: Set[str]) -> str:
+    """Return why a model has no module to be replaced."""
+    ours = tuple(_REPLACEMENTS.values())
+    if any(isinstance(m, ours) or type(m).__module__ == __name__ for m in model.modules()):
+        return "its modules are this package's already"
+    return f"the model has none of {', '.join(sorted(names))}, nor RMS norms of transformers"
 
 
 def _reason(replacement: Any, module: torch.nn.Module) -> str:

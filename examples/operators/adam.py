@@ -8,11 +8,19 @@ import cupy_training_ops as cto
 # %% AdamCodedList
 weights = [np.ones(2, np.float32), np.full((1, 3), 2, np.float32)]
 gradients = [np.full_like(w, 0.5) for w in weights]
-m, v = ([np.zeros(w.size + 1, np.uint8) for w in weights] for _ in range(2))  # a block each
+m = [np.zeros(w.size, np.uint8) for w in weights]
+v = [np.zeros(w.size + 1, np.uint8) for w in weights]  # a block each
 for step in (1, 2, 3):
     cto.adam_coded_list(0.1, step, weights, gradients, m, v)
 print(weights[0].round(2), weights[1].round(2))  # [0.81 0.82] [[1.81 1.82 1.82]]
-print(m[0].nbytes + v[0].nbytes)  # 6
+print(m[0].nbytes + v[0].nbytes)  # 5
+
+# %% AdamLargestList
+weights, gradients = [np.ones(2, np.float32)], [np.full(2, 0.5, np.float32)]
+m, v, largest = ([np.zeros(2, np.float32)] for _ in range(3))
+largest[0][1] = 0.01  # of a larger gradient before
+cto.adam_largest_list(0.1, 1, weights, gradients, m, v, largest_moment_2=largest)
+print(weights[0].round(4), largest[0].round(5))  # [0.9    0.9842] [0.00025 0.01   ]
 
 # %% AdamOptimizer
 w, g = np.array([1, 2], np.float32), np.array([0.5, -0.5], np.float32)

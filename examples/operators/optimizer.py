@@ -21,6 +21,13 @@ w, g = np.array([1, 2], np.float32), np.array([10, 10], np.float32)
 cto.sgd_optimizer(0.1, w, g, outputs=("NW",))  # NG would be the gradient's array
 print(w, g)  # [0. 1.] [10. 10.]
 
+# %% SGDMomentumList
+weights, momenta = [np.ones(2, np.float32)], [np.zeros(2, np.float32)]
+for step in (1, 2):
+    gradients = [np.ones(2, np.float32)]
+    cto.sgd_momentum_list(0.1, weights, gradients, step=step, momenta=momenta)
+print(weights[0].round(3), momenta[0])  # [0.71 0.71] [1.9 1.9]
+
 # %% SGDOptimizerList
 weights = [np.ones(2, np.float32), np.ones(1, np.float32)]
 halves = [w.astype(np.float16) for w in weights]

@@ -80,7 +80,8 @@ def test_bfloat16_travels_as_raw_elements(rng, tmp_path):
 def test_one_array_of_several_goes_by_its_name(x, tmp_path):
     archive, packed = tmp_path / "x.npz", tmp_path / "x.packed"
     np.savez(archive, first=x, second=2 * x)
-    assert_refused(call("encode", archive, packed, "--codec", "pack16"), "--name", "first, second")
+    refused = call("encode", archive, packed, "--codec", "pack16")
+    assert_refused(refused, "x.packed holds one array", "--name", ".safetensors", "first, second")
     refused = call("encode", archive, packed, "--codec", "pack16", "--name", "third")
     assert_refused(refused, "'third'", "first, second")
     assert not packed.exists()
@@ -92,12 +93,26 @@ def test_one_array_of_several_goes_by_its_name(x, tmp_path):
 def test_keep_nonfinite_travels_with_the_file(tmp_path):
     source, packed, out = (tmp_path / name for name in ("x.npy", "x.packed", "y.npy"))
     np.save(source, np.array([1, np.inf], np.float32))
-    call("encode", source, packed, "--codec", "msfp15", "--keep-nonfinite")
+    for options in ((), ("--keep-nonfinite",)):
+        result = call("encode", source, packed, "--codec", "msfp15", *options, "--force")
+        assert (result.exit_code, result.stderr) == (0, "")
+        call("decode", packed, out, "--force")
+        assert np.load(out).tolist() == [1, np.inf]
+
+
+def test_zeros_in_place_of_nonfinite_are_counted_aloud(tmp_path):
+    source, packed, out = (tmp_path / name for name in ("x.npy", "x.packed", "y.npy"))
+    x = np.ones(21, np.float32)
+    x[[3, 4, 20]] = np.nan, np.inf, -np.inf
+    np.save(source, x)
+    result = call("encode", source, packed, "--codec", "msfp15_signed", "--zero-nonfinite")
+    said = "13 values became zeros, the tiles of 3 infinities and NaN (--zero-nonfinite)"
+    assert result.stderr == f"{source}: x: {said}\n"
     call("decode", packed, out)
-    assert np.isnan(np.load(out)).all()
+    assert np.load(out).tolist() == [0] * 8 + [1] * 8 + [0] * 5
     assert_refused(
-        call("encode", source, packed, "--codec", "pack8", "--keep-nonfinite"),
-        "--keep-nonfinite goes with msfp15, msfp15_signed, not with pack8",
+        call("encode", source, packed, "--codec", "pack8", "--zero-nonfinite"),
+        "--zero-nonfinite goes with msfp15, msfp15_signed, not with pack8",
     )
 
 
@@ -105,13 +120,21 @@ def test_keep_nonfinite_travels_with_the_file(tmp_path):
 def test_what_no_codec_takes_is_refused(array, tmp_path):
     source, packed = tmp_path / "x.npy", tmp_path / "x.packed"
     np.save(source, array)
-    assert_refused(call("encode", source, packed, "--codec", "pack8"), "expected dtype float32")
+    refused = call("encode", source, packed, "--codec", "pack8")
+    assert_refused(
+        refused, f"{source}: x: --codec pack8 does not take it", "expected dtype float32"
+    )
     assert not packed.exists()
 
 
 def test_unknown_codec_is_refused(source, tmp_path):
     assert_refused(call("encode", source, tmp_path / "y", "--codec", "zip"), "zip", "msfp15")
-    assert_refused(call("encode", source, tmp_path / "y"), "--codec")
+
+
+@pytest.mark.parametrize(("command", "example"), [("encode", "OUT.npz"), ("decode", "OUT.npy")])
+def test_one_path_alone_is_the_file_and_what_is_missing_is_out(command, example, source):
+    """Not FILE, as Click would say."""
+    assert_refused(call(command, source), f"{source}: where to? give OUT behind FILE", example)
 
 
 def test_what_is_no_packed_file_is_refused(source, tmp_path):

@@ -143,7 +143,7 @@ def test_a_stdout_that_takes_no_array_gets_none(stdout, what, monkeypatch) -> No
     command = main.commands["encode"].callback
     monkeypatch.setattr(sys, "stdout", stdout)
     with pytest.raises(Failure, match=f"-: stdout is {what}; expected a file or a pipe"):
-        command((str(DIGITS),), "-", "pack8", ("pool1",), None, False, False, True)
+        command((str(DIGITS),), "-", "pack8", ("pool1",), None, True, False, True)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
@@ -298,8 +298,8 @@ def test_a_type_that_numpy_lacks_leaves_the_others(library, tmp_path, monkeypatc
     wanted = ("--codec", "pack8", "--name", "eight")
     assert_refused(call("encode", "x.safetensors", "y", *wanted), "eight")
     content = Path("x.safetensors").read_bytes()
-    Path("odd.safetensors").write_bytes(content.replace(b"F8_E4M3", b"F8_E8M0"))
-    assert "  eight  -  " in call("info", "odd.safetensors").stdout
+    Path("odd.safetensors").write_bytes(content.replace(b"F8_E4M3", b"F8_NEWE"))
+    assert "  eight  F8_NEWE " in call("info", "odd.safetensors").stdout
 
 
 COMMANDS = [
@@ -333,15 +333,14 @@ def test_a_tensor_that_cannot_be_read_is_left_out_by_its_name(
         assert "sparse " in result.stdout
 
 
-def test_without_the_library_it_is_named(tmp_path, monkeypatch) -> None:
+def test_the_library_is_not_needed(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     compress(np.ones(3), "pack8").save("x.packed")
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    how = "pip install 'cupy-training-ops[safetensors]'"
-    assert_refused(call("info", "x.safetensors"), how)
-    assert_refused(call("decode", "x.packed", "y.safetensors"), how)
-    assert not Path("y.safetensors").exists()
+    assert call("info", "x.safetensors").stdout.startswith("x.safetensors: 0 arrays")
+    assert call("decode", "x.packed", "y.safetensors").exit_code == 0
+    assert "float64" in call("info", "y.safetensors").stdout
 
 
 # ---- info ----------------------------------------------------------------------------------------

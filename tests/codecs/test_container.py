@@ -82,18 +82,18 @@ def test_no_more_is_asked_of_an_open_file_than_is_declared() -> None:
 
 
 def test_numpy_reads_the_members_and_the_header_starts_with_the_format() -> None:
-    """Files outlive the code: this is version 2 to the letter."""
+    """Files outlive the code: this is version 3 to the letter."""
     with np.load(written({"codec": "pack8"}, np.arange(3))) as members:
         assert members.files == ["header", "code"]
         assert members["header"].item() == (
-            '{"format": "cupy-training-ops packed array", "version": 2, "codec": "pack8"}'
+            '{"format": "cupy-training-ops packed array", "version": 3, "codec": "pack8"}'
         )
         np.testing.assert_array_equal(members["code"], np.arange(3))
 
 
 def test_a_newer_version_is_named_whatever_else_its_file_holds() -> None:
-    text = json.dumps({"format": FORMAT.name, "version": 3})
-    with pytest.raises(ArgumentError, match="format version 1 or 2, got 3; a newer"):
+    text = json.dumps({"format": FORMAT.name, "version": 4})
+    with pytest.raises(ArgumentError, match="format version 1 or 2 or 3, got 4; a newer"):
         read(archive(header=npy(np.array(text)), codes=npy(np.arange(3))))
 
 

@@ -16,6 +16,7 @@ from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOATS, dtype_name
 from cupy_training_ops.families.gist.samples import special, wide_range
 
 NAN, INF = float("nan"), float("inf")
+ZEROING = ("msfp15", "msfp15_signed")  # where it is asked for
 
 
 def above(value: float) -> float:
@@ -37,7 +38,7 @@ def holds(codec: str, x, y, **options) -> bool:
 @pytest.mark.parametrize("codec", FLOAT_CODECS)
 def test_codecs_hold_their_bounds(codec, dtype, rng):
     x = np.concatenate([wide_range(rng, (1003,), dtype), special(rng, dtype)])
-    options = {"keep_nonfinite": bool(rng.integers(2))} if codec == "msfp15" else {}
+    options = {"keep_nonfinite": bool(rng.integers(2))} if codec in ZEROING else {}
     decoded = compress(x, codec, **options).decompress()
     assert measure(codec, x, decoded, **options).violations == 0
 
@@ -133,16 +134,23 @@ def test_integers_are_half_a_step_off_and_with_their_signs_a_step_below_half(rng
     assert holds("int8_signed", [0.1 * scale, largest], [scale, largest])
     assert not holds("int8_signed", [0.1 * scale, largest], [0, largest])
     assert not holds("int8_signed", [-0.1 * scale, largest], [scale, largest])
-    assert holds("int8", [1, NAN], [NAN, NAN])
-    assert not holds("int8", [1, INF], [1, INF])
+    assert holds("int8", [1, NAN], [1, NAN])
+    assert not holds("int8", [1, NAN], [NAN, NAN])
+    assert holds("int8", [INF, 1], [INF, 1])
+    assert not holds("int8", [INF, 1], [NAN, 1])
 
 
 @pytest.mark.parametrize("lost", [NAN, INF, -INF, 2.0**128])
 def test_msfp15_gives_up_a_tile_without_a_shared_exponent(lost):
-    assert holds("msfp15", [1, lost], [0, 0])
-    assert not holds("msfp15", [1, lost], [1, 0])
-    assert holds("msfp15", [1, lost], [NAN, NAN], keep_nonfinite=True)
-    assert not holds("msfp15", [1, lost], [0, 0], keep_nonfinite=True)
+    assert holds("msfp15", [1, lost], [0, 0], keep_nonfinite=False)
+    assert not holds("msfp15", [1, lost], [1, 0], keep_nonfinite=False)
+    kept = NAN if lost != lost else np.copysign(INF, lost)
+    for codec, bits in (("msfp15", 4), ("msfp15_signed", 3)):
+        assert holds(codec, [1, lost], [1 + 2.0**-bits, kept])
+        assert not holds(codec, [1, lost], [1 + 1.001 * 2.0**-bits, kept])
+        assert not holds(codec, [1, lost], [0, 0])
+        assert holds(codec, [lost, 1], [kept, 1])
+        assert not holds(codec, [lost, 1], [0, 1])
     assert holds("msfp15", [1, *[0] * 7, lost], [1, *[0] * 8])
 
 
@@ -188,8 +196,10 @@ def test_what_does_not_exist_is_none():
 def test_dropped_values_are_the_finite_ones_of_lost_tiles(rng):
     x = rng.standard_normal(20).astype(np.float32)
     x[[3, 5, 17]] = NAN, INF, -INF
-    f = measure("msfp15", x, compress(x, "msfp15").decompress())
-    assert (f.nonfinite, f.dropped, f.violations) == (3, 6 + 3, 0)
+    for codec in ZEROING:
+        decoded = compress(x, codec, keep_nonfinite=False).decompress()
+        f = measure(codec, x, decoded, keep_nonfinite=False)
+        assert (f.nonfinite, f.dropped, f.violations) == (3, 6 + 3, 0)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)

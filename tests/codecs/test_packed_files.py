@@ -6,9 +6,11 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import os
 import types
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +28,8 @@ from cupy_training_ops.codecs.packed import FORMAT
 from cupy_training_ops.testing.compare import assert_matches
 
 from .cases import SHAPES, activations, codecs, floats
+
+DATA = Path(__file__).parents[1] / "data" / "packed"
 
 
 def header_of(packed: Packed) -> dict:
@@ -165,7 +169,8 @@ def test_a_type_that_is_no_type_is_refused(packed) -> None:
 
 def test_a_newer_format_version_says_so(packed) -> None:
     with pytest.raises(
-        ArgumentError, match=f"version 1 or {FORMAT.version}, got {FORMAT.version + 1}; a newer"
+        ArgumentError,
+        match=f"version 1 or 2 or {FORMAT.version}, got {FORMAT.version + 1}; a newer",
     ):
         Packed.load(written(packed, header={"version": FORMAT.version + 1}))
 
@@ -175,9 +180,31 @@ def test_files_of_the_first_version_are_read(packed) -> None:
     assert_matches(first.decompress(), packed.decompress(), 0)
 
 
+NAN = math.nan
+REST = [1, 2, 3, 4, 5, 6, 7, -8]
+
+
+@pytest.mark.parametrize(
+    ("name", "box"),
+    [
+        ("msfp15", [0] * 8),
+        ("msfp15_kept", [NAN] * 8),
+        ("msfp15_signed_kept", [NAN] * 8),
+        ("sparse_msfp15", [0] * 8),
+        ("int8", None),
+        ("block_e4m3", [1.5, NAN, -2, 3, 0.25, NAN, 0, 7]),
+    ],
+)
+def test_files_of_version_2_give_what_they_gave(name, box) -> None:
+    """Of 1.5, NaN, -2, 3, 0.25, infinity, -0, 7 and REST, as that version wrote and read them."""
+    packed = Packed.load(DATA / f"version_2_{name}.npz")
+    expected = [NAN] * 16 if box is None else box + REST
+    np.testing.assert_array_equal(packed.decompress(), np.array(expected, np.float32))
+
+
 @pytest.mark.parametrize("version", [0, -1, None, "2", 1.5, [2], True])
 def test_a_version_that_never_was_promises_nothing(packed, version) -> None:
-    with pytest.raises(ArgumentError, match="expected format version 1 or 2, got") as refusal:
+    with pytest.raises(ArgumentError, match="expected format version 1 or 2 or 3, got") as refusal:
         Packed.load(written(packed, header={"version": version}))
     assert "newer" not in str(refusal.value)
 

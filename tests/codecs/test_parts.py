@@ -43,7 +43,10 @@ def test_options_reach_every_part(rng):
     assert packed.code.tobytes() == whole.code.tobytes()
     values = np.concatenate(list(decode_in_parts(packed, lambda _: None)))
     np.testing.assert_array_equal(values, whole.decompress())
-    assert np.isnan(values).sum() == 4 * 8
+    np.testing.assert_array_equal(np.isnan(values), np.isnan(x))
+    zeroed = encode_in_parts(x, "msfp15", {"keep_nonfinite": False}, lambda _: None)
+    values = np.concatenate(list(decode_in_parts(zeroed, lambda _: None)))
+    assert (values[np.isnan(x)] == 0).all()
 
 
 def test_what_no_codec_takes_is_refused():

@@ -17,6 +17,28 @@ def known_by(request, monkeypatch) -> str:
 
 
 @pytest.fixture
+def coded_from(monkeypatch):
+    """Sets from how many elements on moments become codes: tests have small parameters."""
+
+    def set_least(n: int) -> None:
+        monkeypatch.setattr("cupy_training_ops.optimizers.state.MIN_CODED", n)
+
+    return set_least
+
+
+@pytest.fixture
+def all_coded(coded_from) -> None:
+    """Moments of all parameters become codes."""
+    coded_from(1)
+
+
+@pytest.fixture
+def large_coded(coded_from) -> None:
+    """Moments of parameters with 100 elements or more become codes, those of others do not."""
+    coded_from(100)
+
+
+@pytest.fixture
 def backend(known_by):  # noqa: ARG001
     """Tensors of the host with kernels that are noted."""
     from tensor_backends import HollowTensors, tensors_on

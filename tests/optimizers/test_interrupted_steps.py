@@ -26,11 +26,15 @@ from cupy_training_ops.optimizers.whole import Whole
 SHAPES = ((33, 7), (130,), ())
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (cto.SGD, {}),
+    "SGD with momentum": (cto.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
     "Adam": (cto.Adam, {"moment_dtype": "bfloat16"}),
     "AdamW": (cto.AdamW, {}),
+    "AMSGrad": (cto.AdamW, {"amsgrad": True, "maximize": True}),
     "AdamW in codes": (cto.AdamW, {"state": "8bit"}),
+    "AdamW in few bits": (cto.AdamW, {"state": "4bit"}),
     "Lamb": (cto.Lamb, {}),
 }
+pytestmark = pytest.mark.usefixtures("large_coded")
 MOST_REFUSED = 0.1  # of a step's lines
 TORN = r": expected parameters and moments of one step, got those of a step that was interrupted"
 
@@ -94,7 +98,7 @@ class Loop:
 
 def on_host(array: Any) -> np.ndarray:
     """A copy in NumPy's memory, asked for by name where the array is CuPy's."""
-    return array.get() if hasattr(array, "get") else np.array(array)
+    return array.get() if hasattr(array, "get") else np.asarray(array).copy()
 
 
 def assign(arrays: list[Any], values: list[np.ndarray]) -> None:
@@ -230,7 +234,7 @@ def test_a_refused_step_changes_nothing(kind, cpu, seed) -> None:
     assert loop.state() == loop.after
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "AdamW in codes", "Lamb"])
+@pytest.mark.parametrize("kind", ["AdamW", "AdamW in codes", "AdamW in few bits", "Lamb"])
 def test_a_state_is_whole_while_another_thread_steps(kind) -> None:
     """With gradients of 1 all moments follow from the count."""
     make, options = KINDS[kind]

@@ -25,6 +25,9 @@ KINDS: dict[str, Callable[..., Any]] = {
     "AdamW": cto.torch.AdamW,
     "AdamW, clipped": lambda groups, **options: cto.torch.AdamW(groups, max_norm=0.5, **options),
     "AdamW in codes": lambda groups, **options: cto.torch.AdamW(groups, state="8bit", **options),
+    "AdamW in few bits": lambda groups, **options: cto.torch.AdamW(groups, state="4bit", **options),
+    "AMSGrad": lambda groups, **options: cto.torch.Adam(groups, amsgrad=True, **options),
+    "SGD with momentum": lambda groups, **options: cto.torch.SGD(groups, momentum=0.9, **options),
     "Lamb": cto.torch.Lamb,
 }
 
@@ -55,7 +58,7 @@ class Tensors(Loop):
 
     def go_back(self) -> Loop:
         """Where nothing is torn, in the tensors that there are: calls stay bound."""
-        if self.optimizer._whole.is_torn or getattr(self.optimizer, "is_coded", False):
+        if self.optimizer._whole.is_torn or getattr(self.optimizer, "bits", None):
             return super().go_back()
         values, state = self._start
         for own, value in zip(self._arrays, values, strict=True):
@@ -64,6 +67,9 @@ class Tensors(Loop):
             for name, value in state["state"].get(key, {}).items():
                 self.optimizer.state[parameter][name].copy_(value)
         return self
+
+
+pytestmark = pytest.mark.usefixtures("large_coded")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +129,7 @@ def test_a_refused_state_leaves_what_was(seed) -> None:
         loop.step()
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "AdamW in codes"])
+@pytest.mark.parametrize("kind", ["AdamW", "AdamW in codes", "AdamW in few bits", "AMSGrad"])
 def test_loading_is_whole(kind, seed) -> None:
     loop = Tensors(kind, seed)
     arrays = loop.go_back().before[: len(loop._arrays)]

@@ -21,10 +21,15 @@ SHAPES = ((33, 7), (130,), (), (40,))
 N_STEPS, SKIPPED = 8, 5
 KINDS = {
     "Adam": (cto.Adam, {}),
+    "AMSGrad": (cto.Adam, {"amsgrad": True, "weight_decay": 0.1}),
+    "SGD": (cto.SGD, {"momentum": 0.9, "dampening": 0.5}),
     "AdamW": (cto.AdamW, {"weight_decay": 0.1}),
     "AdamW in codes": (cto.AdamW, {"state": "8bit"}),
+    "AdamW in few bits": (cto.AdamW, {"state": "4bit"}),
     "Lamb": (cto.Lamb, {"weight_decay": 0.1}),
 }
+
+pytestmark = pytest.mark.usefixtures("large_coded")
 
 
 def drawn(seed: int) -> tuple[list[np.ndarray], list[list[np.ndarray | None]]]:

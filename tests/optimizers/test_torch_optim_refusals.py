@@ -10,18 +10,17 @@ from cupy_training_ops import OpError
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 pytest.importorskip("cupy", reason="CuPy is in the extras")
 
-from cupy_training_ops.torch.optim import SGD, AdamW, Lamb  # noqa: E402
+from cupy_training_ops.torch.optim import SGD, Adam, AdamW, Lamb  # noqa: E402
 
 
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (AdamW, {"amsgrad": True}),
-        (AdamW, {"maximize": True}),
         (AdamW, {"differentiable": True}),
-        (SGD, {"momentum": 0.9}),
+        (Adam, {"differentiable": True}),
+        (SGD, {"differentiable": True}),
         (SGD, {"nesterov": True}),
-        (SGD, {"weight_decay": 0.1}),
+        (SGD, {"nesterov": True, "momentum": 0.9, "dampening": 0.1}),
     ],
 )
 def test_what_no_kernel_does_is_refused(make, options) -> None:
@@ -60,6 +59,17 @@ def test_what_no_kernel_does_is_refused(make, options) -> None:
         (AdamW, {"weight_decay": -0.1}),
         (Lamb, {"weight_decay": -0.1}),
         (AdamW, {"fused": True, "foreach": True}),
+        (SGD, {"fused": True, "foreach": True}),
+        (SGD, {"momentum": -0.5}),
+        (SGD, {"momentum": float("nan")}),
+        (SGD, {"dampening": float("inf")}),
+        (SGD, {"weight_decay": -1}),
+        (Adam, {"lr": torch.tensor(0.1), "foreach": True}),
+        (Adam, {"betas": (torch.tensor(0.9), torch.tensor(0.99)), "foreach": True}),
+        (AdamW, {"betas": (0.9, torch.tensor(0.99))}),
+        (AdamW, {"betas": (torch.tensor(0.9), 0.99)}),
+        *((make, {"rounding_seed": -1}) for make in (AdamW, Adam, SGD)),
+        *((make, {"rounding_seed": 0.5}) for make in (AdamW, SGD)),
     ],
     ids=str,
 )
@@ -69,7 +79,7 @@ def test_numbers_out_of_range_are_refused_before_a_step(make, options) -> None:
     refused = pytest.raises(OpError, match=f"{make.__name__}: {name}: expected")
     with refused:
         make([p], **options)
-    if name == "max_norm":
+    if name in ("max_norm", "rounding_seed"):
         return
     optimizer = make([p])
     with refused:
@@ -150,7 +160,8 @@ def test_states_of_another_optimizer_are_refused() -> None:
     ("make", "options"),
     [
         *((make, {"lr": float("nan")}) for make in (AdamW, SGD, Lamb)),
-        (SGD, {"momentum": 0.9}),
+        (SGD, {"nesterov": True}),
+        (SGD, {"momentum": "much"}),
         (AdamW, {"weight_decay": "much"}),
         *((make, {"betas": (1.5, 0.9)}) for make in (AdamW, Lamb)),
         *((make, None) for make in (AdamW, SGD, Lamb)),

@@ -2,7 +2,7 @@
 // Random words one by one: of any counter and key, and of any element of an array.
 #include "core/either.cuh"
 #include "dropout/operands.cuh"
-#include "dropout/philox.cuh"
+#include "math/philox.cuh"
 
 using namespace cto;
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 
 from cupy_training_ops.declare.schema import Input, Output, Spec, integer
-from cupy_training_ops.families.dropout import philox
 from cupy_training_ops.families.dropout.plan import two_integers
 from cupy_training_ops.plan import Config, Launch, Plan
+from cupy_training_ops.rules import philox
 
 from .probe import Probe, one_launch
 

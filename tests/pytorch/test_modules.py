@@ -119,6 +119,16 @@ def model():
     )
 
 
+def test_convert_says_why_it_swapped_nothing() -> None:
+    network = theirs.Sequential(theirs.Conv2d(3, 4, 3), theirs.BatchNorm2d(4), theirs.ReLU())
+    assert str(cto.torch.convert(network)) == (
+        "swapped nothing: the model has none of CrossEntropyLoss, Dropout, Embedding, GELU, "
+        "LayerNorm, LogSoftmax, RMSNorm, Softmax, nor RMS norms of transformers"
+    )
+    left = theirs.Sequential(theirs.Dropout(0.5, inplace=True))
+    assert str(cto.torch.convert(left)).startswith("swapped nothing\nleft 0: Dropout")
+
+
 def test_convert_says_what_it_swapped_and_what_not() -> None:
     swapped = theirs.Sequential(*model(), theirs.Softmax(), theirs.Dropout(0.5, inplace=True))
     found = cto.torch.convert(swapped)
@@ -176,7 +186,7 @@ def test_a_converted_model_is_as_before(labels) -> None:
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
     assert seen == [1]
-    assert str(convert(converted)) == "swapped nothing"
+    assert str(convert(converted)) == "swapped nothing: its modules are this package's already"
 
 
 def test_a_converted_model_is_copied_and_pickled() -> None:

@@ -32,10 +32,12 @@ MOST = 51
 OF_STEPS = 84  # whose numbers change: rates, steps, scales
 STEPS = {
     "AdamCodedList",
+    "AdamLargestList",
     "AdamOptimizer",
     "AdamOptimizerList",
     "AdamWOptimizer",
     "LambOptimizer",
+    "SGDMomentumList",
     "SGDOptimizerList",
     "SGDOptimizerV2",
 }

@@ -200,7 +200,7 @@ def test_codes_of_policies_tell_what_is_not_finite(rng) -> None:
     codes, measured = measuring(x)
     assert (codes == plain(x)).all()
     assert same is decoder
-    assert np.isnan(decoder(codes)).sum() == 8
+    np.testing.assert_array_equal(np.isinf(decoder(codes)), np.isinf(x))
     assert ErrorCheck(checks.TILES, "sign").failure(measured.tolist()) == ("tiles", False)
     assert isinstance(measuring, get_op("GistGuardedMsfp15Encoder"))
 

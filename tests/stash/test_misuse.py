@@ -57,7 +57,7 @@ def test_a_policy_that_does_not_fit_is_one_error(rng, policy, need, message) -> 
 @pytest.mark.parametrize("policy", ["tiny", 3, None])
 def test_an_unknown_policy_is_one_error(policy) -> None:
     with pytest.raises(
-        ArgumentError, match="policy: expected one of 'lossless', 'default', 'small'"
+        ArgumentError, match="policy: expected one of 'lossless', 'default', 'wide', 'small'"
     ):
         ActivationStash(policy)
 

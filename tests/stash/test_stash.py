@@ -53,13 +53,12 @@ def test_it_runs_on_kernels(run, rng) -> None:
     assert y.tobytes() == cto.compress(x, CODEC["default"]).decompress().tobytes()
 
 
-def test_tiles_that_are_not_finite_come_back_as_nan() -> None:
-    x = np.array([1.0, np.inf] + [0.0] * 14, np.float32)
+def test_infinities_and_nan_come_back_where_they_were() -> None:
+    x = np.array([1.0, np.inf, np.nan] + [0.0] * 13, np.float32)
     with ActivationStash() as stash:
         stash.put("x", x)
         y = stash.get("x")
-    assert np.isnan(y[:8]).all()
-    assert (y[8:] == 0).all()
+    np.testing.assert_array_equal(y, x)
 
 
 def test_what_a_policy_names_no_codec_for_is_the_array_itself(rng) -> None:
@@ -72,7 +71,7 @@ def test_what_a_policy_names_no_codec_for_is_the_array_itself(rng) -> None:
         assert stash.get("integers") is integers
 
 
-@pytest.mark.parametrize("policy", ["lossless", "default", "small", "plain_msfp15"])
+@pytest.mark.parametrize("policy", ["lossless", "default", "wide", "small", "plain_msfp15"])
 @pytest.mark.parametrize("need", ["value", "linear", "normalised", "smooth", "product", "sign"])
 def test_types_that_no_codec_takes_are_the_array_itself(policy: str, need: str) -> None:
     """Integers and complex numbers, where codes are for floats; objects, texts, swapped bytes."""
@@ -192,6 +191,20 @@ def test_needs_of_values_take_every_policy(rng, need) -> None:
         with ActivationStash(policy) as stash:
             stash.put("x", x, need)
             assert np.allclose(stash.get("x"), x, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("need", ["product", "smooth"])
+def test_wide_has_8_bits_where_default_has_16(rng, dtype, need) -> None:
+    """As `compressed_activations("wide")` has."""
+    x = rng.standard_normal((64, 512)).astype(dtype)
+    nbytes = {}
+    for policy in ("default", "wide"):
+        with ActivationStash(policy) as stash:
+            stash.put("x", x, need)
+            assert np.allclose(stash.get("x").astype(np.float64), x, atol=0.1)
+        nbytes[policy] = stash.report()["names"]["x"]["after"]
+    assert nbytes == {"default": 2 * x.size, "wide": x.size}
 
 
 @pytest.mark.parametrize("bad", [16, 99, -1])

@@ -1,58 +1,83 @@
 # SPDX-License-Identifier: MIT
-"""Moments in bytes, as cuda_src/adam/codes.cuh has them, bit for bit.
+"""Moments in codes of 8 or 4 bits, as cuda_src/adam/codes.cuh has them, bit for bit.
 
-An array of n codes is followed by a byte for each block: the exponent of its largest. A code is the
-float's exponent and the first bits of its fraction, as one number, less that of the block's least;
-0 is 0. First moments have a sign above it. Numbers are rounded up as often as they are nearer to
-what is above: a moment that changes by less than a code's step in each step of training follows its
-mean all the same.
+Second moments are floats of few bits, relative to the largest in their block. First moments are
+relative to the root of the second moment of the same element, to the power of two below it: no
+element loses its first moment beside a larger one. Numbers are rounded up as often as they are
+nearer to what is above: a moment that changes by less than a code's step in each step of training
+follows its mean all the same.
+
+8 bits, of n elements: n bytes of first moments, each a sign, 4 bits of the exponent and 3 of the
+fraction; n bytes of second moments, each 5 bits of the exponent and 3 of the fraction, and a byte
+for each block behind them, the exponent of its largest.
+
+4 bits: ceil(n / 2) bytes of first moments, the sign and a number from 0 to 7, and for each block 2
+bytes, the bfloat16 that they are multiples of; ceil(n / 2) bytes of second moments, and for each
+block 2 bytes: the exponent of its largest, and the bits of the fraction, as many of 2 as leave
+room for its least. Of two elements in a byte the first is in the lower bits.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ...dtypes import HostArray
-from .facts import CODED_BLOCK, FIRST_BITS, SECOND_BITS
+from .facts import (
+    CODED_BLOCK,
+    FIRST_BITS,
+    LEAST_EXPONENT,
+    LEVELS,
+    MOST_BITS,
+    OCTAVES,
+    ROOM,
+    SECOND_BITS,
+)
 
-_FRACTION = 23  # bits of float32's
+_FRACTION, _BIAS = 23, 127  # of float32
 _INFINITE, _NAN = 0x7F80_0000, 0x7FC0_0000
+_LARGEST = np.finfo(np.float32).max
+_TOP = (1 << (FIRST_BITS + 4)) - 1  # largest code of a first moment, without its sign
 
 
-def coded_nbytes(n: int) -> int:
-    """Bytes of n codes and of their blocks' exponents."""
-    return n + -(-n // CODED_BLOCK)
+class Codes(NamedTuple):
+    """The codes of both moments of an array."""
+
+    first: HostArray
+    second: HostArray
 
 
-def encode(x: HostArray, *, signed: bool, step: int = 0) -> HostArray:
-    """The codes of float32 numbers, in the order of memory."""
-    flat = np.asarray(x, np.float32).reshape(-1)
-    bits = flat.view(np.uint32) & 0x7FFF_FFFF
-    fraction, top = _format(signed)
-    shift = _FRACTION - fraction
-    noises = noise(flat.size, step)  # first moments take its upper bits, second ones its lower
-    added = noises >> np.uint32(32 - shift) if signed else noises & (2**shift - 1)
-    upper = np.where(bits == 0, 0, bits + added) >> shift
-    special = np.where(bits > _INFINITE, _NAN, _INFINITE) >> shift
-    upper = np.where(bits >= _INFINITE, special, upper).astype(np.int64)
-    exponents = _blocks(upper).max(axis=1, initial=0) >> fraction
-    base = _each(_base(exponents, fraction, top), flat.size)
-    least = 0 if signed else (flat != 0).astype(np.int64)
-    codes = np.maximum(upper - base, least).astype(np.uint8)
-    if signed:
-        codes |= np.signbit(flat).astype(np.uint8) << 7
-    return np.concatenate((codes, exponents.astype(np.uint8)))
+def coded_sizes(n: int, bits: int) -> tuple[int, int]:
+    """Bytes of the codes of n first and of n second moments."""
+    blocks = -(-n // CODED_BLOCK)
+    if bits == 8:
+        return n, n + blocks
+    return -(-n // 2) + 2 * blocks, -(-n // 2) + 2 * blocks
 
 
-def decode(codes: HostArray, n: int, *, signed: bool) -> HostArray:
-    """n numbers in float32."""
-    fraction, top = _format(signed)
-    each, exponents = codes[:n].astype(np.int64), codes[n:].astype(np.int64)
-    size = each & 127 if signed else each
-    above = _each(_base(exponents, fraction, top), n)
-    bits = (np.where(size == 0, 0, size + above) << (_FRACTION - fraction)).astype(np.uint32)
-    x: HostArray = bits.view(np.float32)
-    return np.where(each & 128, -x, x) if signed else x
+@np.errstate(all="ignore")
+def encode(m: HostArray, v: HostArray, bits: int, step: int = 0) -> Codes:
+    """The codes of float32 moments, in the order of memory."""
+    m, v = (np.asarray(x, np.float32).reshape(-1) for x in (m, v))
+    noises = noise(m.size, step)  # first moments take its upper bits, second ones its lower
+    if bits == 8:
+        second = _encode_second(v, noises)
+        return Codes(_encode_first(m, _exponents(_decode_second(second, v.size)), noises), second)
+    second = _encode_few_second(v, noises)
+    roots = _roots(_exponents(_decode_few_second(second, v.size)))
+    return Codes(_encode_few_first(m, roots, noises), second)
+
+
+@np.errstate(all="ignore")
+def decode(codes: tuple[HostArray, HostArray], n: int, bits: int) -> tuple[HostArray, HostArray]:
+    """n moments of each kind in float32."""
+    first, second = codes
+    if bits == 8:
+        v = _decode_second(second, n)
+        return _decode_first(first, _exponents(v)), v
+    v = _decode_few_second(second, n)
+    return _decode_few_first(first, _roots(_exponents(v)), n), v
 
 
 def noise(n: int, step: int) -> HostArray:
@@ -64,13 +89,153 @@ def noise(n: int, step: int) -> HostArray:
     return x ^ (x >> np.uint32(16))
 
 
-def _format(signed: bool) -> tuple[int, int]:
-    """Bits of the fraction in a code, and the largest code."""
-    return (FIRST_BITS, 127) if signed else (SECOND_BITS, 255)
+# ---- 8 bits --------------------------------------------------------------------------------------
+
+
+def _encode_second(v: HostArray, noises: HostArray) -> HostArray:
+    """At least 1 where v is not 0: a divisor that became 0 would make the update huge."""
+    upper = _uppers(v, SECOND_BITS, noises)
+    exponents = _blocks(upper).max(axis=1, initial=0) >> SECOND_BITS
+    codes = np.maximum(upper - _each(_base(exponents, SECOND_BITS, 255), v.size), v != 0)
+    return np.concatenate((codes, exponents)).astype(np.uint8)
+
+
+def _decode_second(second: HostArray, n: int) -> HostArray:
+    codes, exponents = second[:n].astype(np.int64), second[n:].astype(np.int64)
+    return _numbers(codes, _each(_base(exponents, SECOND_BITS, 255), n), SECOND_BITS)
+
+
+def _encode_first(m: HostArray, exponents: HostArray, noises: HostArray) -> HostArray:
+    """Below the least power of two a moment becomes it, or 0, as often as its mean asks for."""
+    least = _least(exponents)
+    bits = _bits(m)
+    draws = noises >> np.uint32(9)
+    upper = (bits + (draws >> np.uint32(FIRST_BITS))) >> (_FRACTION - FIRST_BITS)
+    codes = np.minimum(upper - _first_base(least), _TOP)
+    shares = np.abs(m) * _power(_FRACTION + 2 * _BIAS - least)
+    is_less = bits < least << _FRACTION
+    below = np.where(is_less, shares, 0).astype(np.int64) > draws
+    codes = np.where(is_less, below, codes)
+    return codes.astype(np.uint8) | (np.signbit(m).astype(np.uint8) << np.uint8(7))
+
+
+def _decode_first(first: HostArray, exponents: HostArray) -> HostArray:
+    each = first.astype(np.int64)
+    x = _numbers(each & _TOP, _first_base(_least(exponents)), FIRST_BITS)
+    return np.where(each > _TOP, -x, x)
+
+
+def _least(exponents: HostArray) -> HostArray:
+    """The exponent of the least code of first moments beside these second ones."""
+    return np.asarray((exponents + _BIAS >> 1) + ROOM + 1 - OCTAVES)
+
+
+def _first_base(least: HostArray) -> HostArray:
+    return np.asarray((least << FIRST_BITS) - 1)
+
+
+# ---- 4 bits --------------------------------------------------------------------------------------
+
+
+def _encode_few_second(v: HostArray, noises: HostArray) -> HostArray:
+    """As _encode_second, by the most bits of the fraction that leave no element below code 1."""
+    n_blocks = -(-v.size // CODED_BLOCK)
+    codes, exponents = np.zeros(v.size, np.int64), np.zeros(n_blocks, np.int64)
+    kinds = np.full(n_blocks, -1)
+    for fraction in range(MOST_BITS, -1, -1):
+        upper = _uppers(v, fraction, noises)
+        own = _blocks(upper).max(axis=1, initial=0) >> fraction
+        each = upper - _each(_base(own, fraction, 15), v.size)
+        fits = (_blocks((each < 1) & (v != 0)).max(axis=1, initial=0) == 0) | (fraction == 0)
+        chosen = fits & (kinds < 0)
+        codes = np.where(_each(chosen, v.size), np.maximum(each, v != 0), codes)
+        exponents, kinds = np.where(chosen, own, exponents), np.where(chosen, fraction, kinds)
+    scales = np.stack((exponents, kinds), axis=1).astype(np.uint8)
+    return np.concatenate((_packed(codes), scales.reshape(-1)))
+
+
+def _decode_few_second(second: HostArray, n: int) -> HostArray:
+    codes, scales = _unpacked(second, n)
+    exponents, kinds = scales[:, 0].astype(np.int64), np.minimum(scales[:, 1], MOST_BITS)
+    kinds = kinds.astype(np.int64)
+    bases = np.maximum((exponents << kinds) + (1 << kinds) - 16, 0)
+    return _numbers(codes, _each(bases, n), _each(kinds, n))
+
+
+def _encode_few_first(m: HostArray, roots: HostArray, noises: HostArray) -> HostArray:
+    """Multiples of a seventh of the largest ratio to the root, a bfloat16 that is not above it."""
+    ratios = np.fmin(np.abs(m) * _power(2 * _BIAS - roots), _LARGEST)
+    largest = _blocks(ratios).max(axis=1, initial=0)
+    parts = (largest / np.float32(LEVELS)).view(np.uint32) & np.uint32(0xFFFF_0000)
+    parts[largest < np.float32(2.0**LEAST_EXPONENT)] = 0
+    part = _each(parts.view(np.float32), m.size)
+    shares = (noises >> np.uint32(12)).astype(np.float32) * np.float32(2.0**-20)
+    levels = np.minimum(np.where(part > 0, ratios / part, 0) + shares, LEVELS)
+    codes = levels.astype(np.int64) | np.signbit(m).astype(np.int64) << 3
+    return np.concatenate(
+        (_packed(codes), (parts >> np.uint32(16)).astype(np.uint16).view(np.uint8))
+    )
+
+
+def _decode_few_first(first: HostArray, roots: HostArray, n: int) -> HostArray:
+    codes, scales = _unpacked(first, n)
+    parts = np.ascontiguousarray(scales).view(np.uint16).reshape(-1).astype(np.uint32)
+    part = (parts << np.uint32(16)).view(np.float32)
+    x = (codes & LEVELS).astype(np.float32) * _each(part, n) * _power(roots)
+    return np.where(codes > LEVELS, -x, x)
+
+
+def _roots(exponents: HostArray) -> HostArray:
+    """The exponent of the power of two below the root, or at it."""
+    return np.asarray(exponents + _BIAS >> 1)
+
+
+def _packed(codes: HostArray) -> HostArray:
+    """Two codes in a byte."""
+    pairs = np.pad(codes, (0, codes.size % 2)).reshape(-1, 2).astype(np.uint8)
+    return pairs[:, 0] | pairs[:, 1] << np.uint8(4)
+
+
+def _unpacked(bytes_: HostArray, n: int) -> tuple[HostArray, HostArray]:
+    """n codes, and the two bytes of each block."""
+    end = -(-n // 2)
+    pairs = np.stack((bytes_[:end] & np.uint8(15), bytes_[:end] >> np.uint8(4)), axis=1)
+    return pairs.reshape(-1)[:n].astype(np.int64), bytes_[end:].reshape(-1, 2)
+
+
+# ---- floats --------------------------------------------------------------------------------------
+
+
+def _bits(x: HostArray) -> HostArray:
+    """The bits of |x|."""
+    return np.asarray(x.view(np.uint32) & np.uint32(0x7FFF_FFFF)).astype(np.int64)
+
+
+def _exponents(x: HostArray) -> HostArray:
+    return np.asarray(x.view(np.uint32) >> np.uint32(_FRACTION)).astype(np.int64)
+
+
+def _power(exponents: HostArray) -> HostArray:
+    """Powers of two of these exponents, with float32's bias."""
+    return np.asarray(exponents << _FRACTION).astype(np.uint32).view(np.float32)
+
+
+def _uppers(x: HostArray, fraction: int, noises: HostArray) -> HostArray:
+    """Exponent and so many bits of the fraction as one number, rounded by the lower noises."""
+    bits, shift = _bits(x), _FRACTION - fraction
+    upper = np.where(bits == 0, 0, bits + (noises & np.uint32(2**shift - 1))) >> shift
+    special = np.where(bits > _INFINITE, _NAN, _INFINITE) >> shift
+    return np.where(bits >= _INFINITE, special, upper)
+
+
+def _numbers(codes: HostArray, bases: HostArray, fraction: int | HostArray) -> HostArray:
+    """The numbers of codes above a base; 0 is 0."""
+    bits = np.where(codes == 0, 0, codes + bases) << (_FRACTION - fraction)
+    return bits.astype(np.uint32).view(np.float32)
 
 
 def _base(exponents: HostArray, fraction: int, top: int) -> HostArray:
-    """The lower bound of each block's codes."""
+    """The lower bound of each block's codes, of which `top` is the largest."""
     return np.asarray(np.maximum((exponents << fraction) + (1 << fraction) - 1 - top, 0))
 
 
@@ -81,3 +246,25 @@ def _each(of_blocks: HostArray, n: int) -> HostArray:
 def _blocks(flat: HostArray) -> HostArray:
     missing = -flat.size % CODED_BLOCK
     return np.pad(flat, (0, missing)).reshape(-1, CODED_BLOCK)
+
+
+# ---- codes of older versions ---------------------------------------------------------------------
+
+
+def decode_old(codes: tuple[HostArray, HostArray], n: int) -> tuple[HostArray, HostArray]:
+    """n moments of codes that were both relative to the largest in their block.
+
+    Each array of n codes is followed by a byte for each block, as that of second moments is now.
+    Both had 4 bits of the fraction; first moments had a sign and 3 bits of the exponent.
+    """
+    numbers = []
+    for bytes_, top in zip(codes, (127, 255), strict=True):
+        each, exponents = bytes_[:n].astype(np.int64), bytes_[n:].astype(np.int64)
+        x = _numbers(each & top, _each(_base(exponents, 4, top), n), 4)
+        numbers.append(np.where(each > top, -x, x))
+    return numbers[0], numbers[1]
+
+
+def old_size(n: int) -> int:
+    """Bytes of n such codes."""
+    return n - (-n // CODED_BLOCK)

@@ -8,6 +8,10 @@ gradients get into weights and moments unless an update signal of False skips th
 changes nothing. So does a learning rate that is not finite, or a loss scale that is not finite and
 above 0, where it is in an array; as numbers they are refused. A step that is a number counts on.
 
+Over lists, bfloat16 weights may be rounded at random (rounding_seed): up as often as they are
+nearer to what is above, so that weights that move by less than a rounding follow the mean of their
+steps. The choice follows from seed, step and place in the array alone, by Philox 4x32-10.
+
 A launch over a list takes as many tensors as its parameters have room for: 84 in place, 67 with
 low-precision weights, fewer with outputs of their own. Empty tensors are skipped.
 """
@@ -23,14 +27,24 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...call.op import Op
-from ...declare.schema import Inferred, Input, Output, Spec, attribute, boolean, finite, one_of
+from ...declare.schema import (
+    Inferred,
+    Input,
+    Output,
+    Spec,
+    attribute,
+    boolean,
+    finite,
+    one_of,
+    optional,
+)
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT32, INT64, UINT8, Dtype
 from ...errors import refuse
 from ...plan import Device, Launch, Plan, by_value, ceil_div
 from ...planning import step as common
 from ...planning.multi_tensor import Columns
-from .codes import coded_nbytes
+from .codes import coded_sizes
 from .facts import CAPACITY, CHUNK_NBYTES, CODED_CHUNK, LISTS, ONE_NBYTES, THREADS, AdamRule
 
 Args = tuple[object, ...]
@@ -117,8 +131,10 @@ class AdamOptimizer(Op):
     epsilon = attribute(common.not_negative, 1e-8)
     max_norm_clip = attribute(common.above_zero, 1.0, doc="of the unscaled gradients")
     do_bias_correction = attribute(boolean, True)
-    weight_decay_mode = attribute(one_of(0, 1), 0)
+    weight_decay_mode: int = attribute(one_of(0, 1), 0)
     types: ClassVar[Types] = TypeRows(VARIABLES, *ROWS, free=FREE, H=common.HALVES)
+    maximize: bool = False
+    rounding_seed: int | None = None
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
@@ -134,23 +150,33 @@ class AdamOptimizer(Op):
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         """Plan the update's launches (`_update`), then one that counts the step (`count`)."""
-        r, t, *arrays = specs[:7]
-        loss_scale, norm, update, *max_norm = specs[7:-6]
-        new_t, new_m1, new_m2, new_w, new_g, new_mixed = specs[-6:]
-        rates = self.alpha, self.beta, self.lambda_, self.epsilon
-        fixed = rule(rates, self.do_bias_correction, self.weight_decay_mode)
+        n_outputs = len(self.outputs)
+        (r, t, *arrays), others = specs[:7], specs[7:-n_outputs]
+        loss_scale, norm, update, max_norm, largest = (*others, None, None)[:5]
+        new_t, new_m1, new_m2, new_w, new_g, new_mixed, *new_largest = specs[-n_outputs:]
         scale, norm = common.value_or(loss_scale, 1.0), common.value_or(norm, common.ABSENT_NORM)
-        clip = common.value_or(max_norm[0] if max_norm else None, self.max_norm_clip)
-        args = fixed, r, t, scale, norm, clip, common.value_or(update, True)
-        steps = self._update(arrays, (new_w, new_g, new_m1, new_m2, new_mixed), args)
+        clip = common.value_or(max_norm, self.max_norm_clip)
+        args = self.rule(), r, t, scale, norm, clip, common.value_or(update, True)
+        written = new_w, new_g, new_m1, new_m2, new_mixed, *(new_largest or (None,))
+        steps = self._update((*arrays, largest), written, args)
         types = (x.dtype if isinstance(x, Spec) else x[0].dtype for x in arrays[:3])
         return steps.then(count(*types, r, t, scale, update, new_t))
 
+    def rule(self, *rates: float) -> np.void:
+        """The kernels' AdamRule of the attributes; `rates` in place of the first four."""
+        return rule(
+            rates or (self.alpha, self.beta, self.lambda_, self.epsilon),
+            correct_bias=self.do_bias_correction,
+            decays=self.weight_decay_mode,
+            maximize=self.maximize,
+            seed=self.rounding_seed,
+        )
+
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
-        w, g, m, v, mixed = arrays
-        copies = common.low_precision_lists((mixed,), written[-1:])
+        w, g, m, v, mixed, _ = arrays
+        copies = common.low_precision_lists((mixed,), written[4:5])
         (mixed,), (copied,), is_bfloat16 = copies if copies[0] else ((None,), (None,), False)
-        row = (w, g, m, v, mixed, *written[:-1], copied, *args, is_bfloat16, w.size)
+        row = (w, g, m, v, mixed, *written[:4], copied, *args, is_bfloat16, w.size)
         types = {"W": w.dtype, "GRAD": g.dtype, "MOMENT": m.dtype}
         grid = ceil_div(w.size, chunk(w, m, ONE_NBYTES))
         return Plan((launch("adam_optimizer", grid, row, **types),) if w.size else ())
@@ -161,6 +187,9 @@ class AdamOptimizerList(AdamOptimizer):
 
     Each parameter is treated as by AdamOptimizer; all have the same numbers. max_norm is in the
     place of max_norm_clip where it is given. An entry of mixed_precision_weights may be None.
+
+    With weight_decay_mode 2 lambda_ weights is added to the gradient, once it is unscaled and
+    clipped: PyTorch's Adam. maximize: the gradient's negative in its place.
 
     Source: this package; ONNX Runtime runs AdamOptimizer once for each parameter.
     """
@@ -190,6 +219,11 @@ class AdamOptimizerList(AdamOptimizer):
             on_request=True,
         ),
     )
+    weight_decay_mode = attribute(one_of(0, 1, 2), 0)
+    maximize = attribute(boolean, False)
+    rounding_seed = attribute(
+        optional(common.seed), None, doc="of bfloat16 weights; None: to nearest even"
+    )
     types: ClassVar[Types] = TypeRows(
         f"{VARIABLES} T_MAX_NORM",
         *LIST_ROWS,
@@ -198,46 +232,84 @@ class AdamOptimizerList(AdamOptimizer):
     )
 
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
-        common.refuse_none(self.name, "weights", specs[2])
+        weights = specs[2]
+        common.refuse_none(self.name, "weights", weights)
+        if self.rounding_seed is not None:
+            common.refuse_rounding(self.name, weights[0].dtype)
         return super().infer(*specs)
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
         return over_lists(arrays, written, args)
 
 
-CODES = "shape (n + ceil(n / 128),) for n weights"
+class AdamLargestList(AdamOptimizerList):
+    """AMSGrad over a list: new_weights[i] = weights[i] - R (m / c1) / (sqrt(x / c2) + epsilon).
+
+    AdamOptimizerList, but that x = max(x, v) is in the place of v: each element of largest_moment_2
+    becomes the larger of it and the new v; a NaN of either stays.
+
+    Source: this package; Reddi, Kale, Kumar, On the convergence of Adam and beyond.
+    """
+
+    inputs = (*AdamOptimizerList.inputs, *common.lists("T4", "largest_moment_2"))
+    outputs: ClassVar[tuple[Output, ...]] = (
+        *AdamOptimizerList.outputs,
+        common.list_output("new_largest_moment_2", "largest_moment_2", "T4"),
+    )
+
+    def infer(self, *specs: Any) -> tuple[Inferred, ...]:
+        *others, largest = specs
+        inferred = super().infer(*others)
+        common.refuse_other_shapes(self.name, "largest_moment_2", largest, "weights", specs[2])
+        return *inferred, largest
+
+
+CODES = {
+    "moment_1": "shape (n,) for n weights; (ceil(n / 2) + 2 ceil(n / 128),) with 4 bits",
+    "moment_2": "shape (n + ceil(n / 128),); (ceil(n / 2) + 2 ceil(n / 128),) with 4 bits",
+}
 
 
 class AdamCodedList(AdamOptimizerList):
     """Adam over codes: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon).
 
-    AdamOptimizerList with moments of 2.02 bytes a weight for both, in place of 8. Each new moment
-    is computed in float32 from the codes before it, has its part in the weights, and becomes a code
-    again. A code is a float's exponent and the first four bits of its fraction, less what the least
-    of its block of 128 has; the exponent of each block's largest stands behind all codes. First
-    moments have a sign and 8 powers of two: what is less than 1/256 of the block's largest becomes
-    0, and mostly stays so, for a step brings 1 - alpha of a gradient; such weights hardly move.
-    Second moments have 16, and what is not 0 never becomes 0. All others are rounded up as often as
-    they are nearer to what is above, by numbers that follow from place and step alone: a moment
-    that changes by less than a code's step follows its mean all the same. Codes are the same on
-    every provider, for the same gradients, but for subnormal ones, which are 0 to a GPU, and for
-    the sign of a NaN.
-    Arrays of zeros are moments of 0.
+    AdamOptimizerList with both moments in 2.008 bytes a weight, or with 4 bits in 1.04, in place of
+    8. Each new moment is computed in float32 from the codes before it, has its part in the weights,
+    and becomes a code again. Arrays of zeros are moments of 0.
 
-    A NaN or an infinity in a gradient spoils the moments of its block.
+    With 8 bits a second moment is a float of 5 bits of exponent and 3 of fraction, relative to the
+    largest in its block of 128; what is not 0 never becomes 0. A first moment is a sign and a
+    float of 4 and 3 bits, relative to the root of the second moment of the same weight, to the
+    power of two at or below it: up to 2^6 of it; below 2^-10 it becomes 2^-10 of it or 0. So a
+    weight moves as with float32 moments beside others whose gradients are up to 2^15 times larger.
 
-    Source: this package; Dettmers et al., 8-bit optimizers via block-wise quantization, which codes
-    by a table and rounds to nearest.
+    With 4 bits a second moment has 16 codes, relative to the largest in its block: 16 powers of
+    two, or 8 or 4 that are divided by 1 or 2 bits, where they reach its least. First moments are
+    multiples, from -7 to 7, of a seventh of the largest ratio to that power of two in the block.
+
+    All are rounded up as often as they are nearer to what is above, by numbers that follow from
+    place and step alone: a moment that changes by less than a code's step follows its mean all the
+    same. Codes are the same on every provider, for the same gradients, but for subnormal ones,
+    which are 0 to a GPU, and for the sign of a NaN.
+
+    A NaN or an infinity in a gradient spoils the second moments of its block.
+
+    Source: this package; Dettmers et al., 8-bit optimizers via block-wise quantization, and Li,
+    Chen, Zhu, Memory efficient optimizers with 4-bit states, which code by tables, both moments
+    relative to the largest in their blocks, and round to nearest.
     """
 
     inputs = tuple(
-        replace(item, type="uint8", shape=CODES) if item.name.startswith("moment_") else item
+        replace(item, type="uint8", shape=CODES[item.name]) if item.name in CODES else item
         for item in AdamOptimizerList.inputs
     )
     outputs: ClassVar[tuple[Output, ...]] = tuple(
-        replace(item, type="uint8", shape=CODES) if item.name.startswith("new_moment_") else item
+        replace(item, type="uint8", shape=CODES[str(item.aliases)])
+        if item.aliases in CODES
+        else item
         for item in AdamOptimizerList.outputs
     )
+    bits = attribute(one_of(8, 4), 8, doc="of a code")
     types: ClassVar[Types] = TypeRows(
         f"{VARIABLES.replace(' T4', '')} T_MAX_NORM",
         "float32 float32",
@@ -249,16 +321,18 @@ class AdamCodedList(AdamOptimizerList):
     )
 
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
-        w, m1, m2 = specs[2], *specs[4:6]
-        coded = tuple(Spec((coded_nbytes(spec.size),), UINT8) for spec in w)
-        for name, codes in (("moment_1", m1), ("moment_2", m2)):
+        w, *moments = specs[2], *specs[4:6]
+        sizes = zip(*(coded_sizes(spec.size, self.bits) for spec in w), strict=True)
+        for name, codes, own in zip(CODES, moments, sizes, strict=False):  # no weights, no sizes
+            coded = tuple(Spec((size,), UINT8) for size in own)
             common.refuse_other_shapes(self.name, name, codes, "codes of weights", coded)
         new_t, _, _, *others = super().infer(*specs[:4], w, w, *specs[6:])
-        return new_t, m1, m2, *others
+        return new_t, *moments, *others
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
         w, g, *_ = arrays  # float32 moments are compiled already
-        make = partial(launch, "adam__coded_list", W=w[0].dtype, GRAD=g[0].dtype, MOMENT=FLOAT32)
+        symbol = "adam__coded_list" if self.bits == 8 else "adam__few_bits_list"
+        make = partial(launch, symbol, W=w[0].dtype, GRAD=g[0].dtype, MOMENT=FLOAT32)
         return chunks_of_lists(arrays, written, args, CODED_CHUNK, make)
 
 
@@ -330,9 +404,10 @@ class AdamWOptimizer(Op):
         lr, t, *arrays, update = specs[:7]
         updated, new_w, new_m1, new_m2 = specs[7:]
         rates = self.alpha, self.beta, self.weight_decay, self.epsilon
-        fixed = rule(rates, self.correct_bias, self.adam_mode)
+        fixed = rule(rates, correct_bias=self.correct_bias, decays=self.adam_mode)
         args = (fixed, lr, t, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
-        steps = over_lists((*arrays, None), (new_w, None, new_m1, new_m2, None), args)
+        written = new_w, None, new_m1, new_m2, None, None
+        steps = over_lists((*arrays, None, None), written, args)
         return steps.then(common.pass_signal(update, updated))
 
 
@@ -350,20 +425,37 @@ def chunk(w: Spec, m: Spec, nbytes: int) -> int:
     return nbytes // max(w.dtype.itemsize, m.dtype.itemsize)
 
 
-def rule(rates: tuple[float, ...], correct_bias: bool, decays_updated: object) -> np.void:
+def rule(
+    rates: tuple[float, ...],
+    *,
+    correct_bias: bool = True,
+    decays: int = 0,
+    maximize: bool = False,
+    seed: int | None = None,
+) -> np.void:
     """alpha, beta, lambda and epsilon, and what follows from attributes: the kernels' AdamRule."""
     numbers = dict(zip(("alpha", "beta", "lambda_", "epsilon"), rates, strict=True))
-    decays = bool(decays_updated)
-    return by_value(AdamRule, **numbers, correct_bias=correct_bias, decays_updated=decays)
+    return by_value(
+        AdamRule,
+        **numbers,
+        seed=seed or 0,
+        correct_bias=correct_bias,
+        decays_updated=decays == 1,
+        decays_gradient=decays == 2,
+        maximize=maximize,
+        rounds_at_random=seed is not None,
+    )
 
 
 def over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Plan:
     """Plan launches of adam__list, each over the chunks of a batch of parameters.
 
-    inputs, outputs: lists of weights, gradients, first and second moments, low-precision weights.
+    inputs, outputs: lists of weights, gradients, first and second moments, low-precision weights,
+    and the largest second moments, with which it is adam__largest_list.
     """
-    w, g, m, *_ = inputs
-    make = partial(launch, "adam__list", W=w[0].dtype, GRAD=g[0].dtype, MOMENT=m[0].dtype)
+    w, g, m, *_, largest = inputs
+    symbol = "adam__list" if largest is None else "adam__largest_list"
+    make = partial(launch, symbol, W=w[0].dtype, GRAD=g[0].dtype, MOMENT=m[0].dtype)
     return chunks_of_lists(inputs, outputs, args, chunk(w[0], m[0], CHUNK_NBYTES), make)
 
 
@@ -371,10 +463,13 @@ def chunks_of_lists(
     inputs: Sequence[Any], outputs: Sequence[Any], args: Args, most: int, make: Any
 ) -> Plan:
     """Plan launches `make(grid, arguments)` of a step; a block has at most `most` elements."""
-    w, g, m, v, mixed = inputs
-    mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, outputs[-1])
-    written = dict(enumerate([*(items or () for items in outputs[:-1]), new_mixed]))
-    columns = Columns.of((w, g, m, v, mixed), written, LISTS * CAPACITY)
+    w, g, m, v, mixed, largest = inputs
+    *written, copied, new_largest = outputs
+    mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, copied)
+    lists = (*(items or () for items in written), new_mixed, new_largest or ())
+    columns = Columns.of(
+        (w, g, m, v, mixed, largest or ()), dict(enumerate(lists)), LISTS * CAPACITY
+    )
     sizes = [spec.size for spec in w]
     return common.over_lists(columns, sizes, most, CAPACITY, make, *args, is_bfloat16)
 
@@ -388,6 +483,7 @@ def count(w: Dtype, g: Dtype, m: Dtype, *numbers: Any) -> Plan:
 
 OPS = {
     "AdamCodedList": AdamCodedList,
+    "AdamLargestList": AdamLargestList,
     "AdamOptimizer": AdamOptimizer,
     "AdamOptimizerList": AdamOptimizerList,
     "AdamWOptimizer": AdamWOptimizer,

@@ -11,13 +11,21 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from ...dtypes import Dtype, HostArray
-from ...rules.step import bias_correction, can_be_made, count_step, gradient_divisor, number
+from ...rules.step import (
+    bias_correction,
+    can_be_made,
+    count_step,
+    gradient_divisor,
+    number,
+    rounded_weights,
+)
 from ...rules.widening import cast, computed_in, quiet
 from .codes import decode, encode
 
 Arrays = Sequence[HostArray]
 Some = Sequence[HostArray | None]
 Lists = tuple[HostArray, ...]
+Results = tuple[Any, ...]  # an array, then lists, or None where there is no such list
 
 _BLOCK = 32_768  # elements that stay in the caches from one operation to the next
 Number = Any  # a Python number, or an array of one element
@@ -32,12 +40,19 @@ class Rates(TypedDict):
 
 
 class Rule(Rates):
-    """Attributes of AdamOptimizer and AdamOptimizerList."""
+    """Attributes of AdamOptimizer."""
 
     lambda_: float
     max_norm_clip: float
     do_bias_correction: bool
     weight_decay_mode: int
+
+
+class ListRule(Rule):
+    """Attributes of operators over lists."""
+
+    maximize: bool
+    rounding_seed: int | None
 
 
 class RuleW(Rates):
@@ -55,6 +70,7 @@ class _Step:
     alpha: float
     beta: float
     decay: float
+    penalty: float
     epsilon: float
     rate: float
     root_scale: float
@@ -62,33 +78,53 @@ class _Step:
     decays_updated: bool
 
     @classmethod
-    def of(cls, rule: Rule, lr: float, step: int, divisor: float) -> _Step:
+    def of(cls, rule: ListRule, lr: float, step: int, divisor: float) -> _Step:
         """The numbers of these attributes; a step of 0 corrects no bias."""
         alpha, beta, decays_updated = rule["alpha"], rule["beta"], rule["weight_decay_mode"] == 1
         c1, root = bias_correction(alpha, step), float(np.sqrt(bias_correction(beta, step)))
         rate, scale = (lr * root / c1, 1.0) if decays_updated else (lr / c1, 1.0 / root)
-        decay, epsilon = lr * rule["lambda_"], rule["epsilon"]
-        return cls(alpha, beta, decay, epsilon, rate, scale, divisor, decays_updated)
+        is_penalty = rule["weight_decay_mode"] == 2
+        penalty, decay = (rule["lambda_"], 0.0) if is_penalty else (0.0, lr * rule["lambda_"])
+        divisor = -divisor if rule["maximize"] else divisor
+        epsilon = rule["epsilon"]
+        return cls(alpha, beta, decay, penalty, epsilon, rate, scale, divisor, decays_updated)
 
-    def update(self, w: HostArray, g: HostArray, m: HostArray, v: HostArray) -> Lists:
-        """Both moments, the weights and what is added to them, in the type that is computed in."""
+    def update(
+        self, w: HostArray, g: HostArray, m: HostArray, v: HostArray, largest: HostArray | None
+    ) -> tuple[HostArray | None, ...]:
+        """All moments, the weights and what is added to them, in the type that is computed in."""
         kind = computed_in(w.dtype)
-        results = tuple(np.empty(w.shape, kind) for _ in range(4))
+        inputs = (w, g, m, v) if largest is None else (w, g, m, v, largest)
+        results = tuple(np.empty(w.shape, kind) for _ in range(4 + (largest is not None)))
         for first in range(0, w.size, _BLOCK):
             block = slice(first, first + _BLOCK)
-            parts = (x.reshape(-1)[block].astype(kind, copy=False) for x in (w, g, m, v))
-            self._update(kind, *parts, *(x.reshape(-1)[block] for x in results))
-        return results
+            parts = (x.reshape(-1)[block].astype(kind, copy=False) for x in inputs)
+            self._update(kind, *parts, results=[x.reshape(-1)[block] for x in results])
+        return results if largest is not None else (*results, None)
 
-    def _update(self, kind: Dtype, *arrays: HostArray) -> None:
-        """A block, into the last four arrays."""
-        w, g, m, v, new_m, new_v, new_w, delta = arrays
+    def _update(
+        self,
+        kind: Dtype,
+        w: HostArray,
+        g: HostArray,
+        m: HostArray,
+        v: HostArray,
+        *largest: HostArray,
+        results: Sequence[HostArray],
+    ) -> None:
+        """A block, into the results."""
+        new_m, new_v, new_w, delta, *new_largest = results
         g = g / kind.type(self.divisor)
+        if self.penalty:
+            g = g + kind.type(self.penalty) * w
         np.multiply(m, kind.type(self.alpha), out=new_m)
         new_m += g * kind.type(1 - self.alpha)
         np.multiply(v, kind.type(self.beta), out=new_v)
         new_v += kind.type(1 - self.beta) * g * g  # g g alone may be beyond the range
-        root = np.sqrt(new_v) * kind.type(self.root_scale)
+        for x, before in zip(new_largest, largest, strict=True):
+            np.maximum(before, new_v, out=x)
+        square = new_largest[0] if new_largest else new_v
+        root = np.sqrt(square) * kind.type(self.root_scale)
         u = new_m * kind.type(self.rate) / (root + kind.type(self.epsilon))
         np.subtract(-u, (w - u if self.decays_updated else w) * kind.type(self.decay), out=delta)
         np.add(w, delta, out=new_w)
@@ -110,7 +146,7 @@ def adam_optimizer(
 ) -> tuple[HostArray | None, ...]:
     new_t, *stepped = adam_optimizer_list(
         r, t, [weights], [gradients], [moment_1], [moment_2], [mixed_precision_weights],
-        loss_scale, global_gradient_norm, update_signal, **rule,
+        loss_scale, global_gradient_norm, update_signal, maximize=False, rounding_seed=None, **rule,
     )  # fmt: skip
     return new_t, *(items[0] for items in stepped)
 
@@ -128,24 +164,50 @@ def adam_optimizer_list(
     global_gradient_norm: Number = None,
     update_signal: Number = None,
     max_norm: Number = None,
-    **rule: Unpack[Rule],
-) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
+    **rule: Unpack[ListRule],
+) -> Results:
+    *results, _ = adam_largest_list(
+        r, t, weights, gradients, moment_1, moment_2, mixed_precision_weights, loss_scale,
+        global_gradient_norm, update_signal, max_norm, **rule,
+    )  # fmt: skip
+    return tuple(results)
+
+
+@quiet
+def adam_largest_list(
+    r: Number,
+    t: Number,
+    weights: Arrays,
+    gradients: Arrays,
+    moment_1: Arrays,
+    moment_2: Arrays,
+    mixed_precision_weights: Some | None = None,
+    loss_scale: Number = None,
+    global_gradient_norm: Number = None,
+    update_signal: Number = None,
+    max_norm: Number = None,
+    largest_moment_2: Arrays | None = None,
+    **rule: Unpack[ListRule],
+) -> Results:
     update = bool(number(update_signal)) and can_be_made(r, loss_scale)
     before, new_t = count_step(t, update)
-    mixed = tuple(mixed_precision_weights or [None] * len(weights))
+    mixed = mixed_precision_weights or [None] * len(weights)
+    largest: Some = largest_moment_2 or [None] * len(weights)
     if not update:
-        return new_t, *map(tuple, (moment_1, moment_2, weights, gradients)), mixed  # type: ignore[return-value]
+        same = map(tuple, (moment_1, moment_2, weights, gradients))
+        return new_t, *same, mixed_precision_weights, largest_moment_2
     clip = number(max_norm, rule["max_norm_clip"])
     divisor = gradient_divisor(loss_scale, global_gradient_norm, clip)
     step = _Step.of(rule, number(r), before if rule["do_bias_correction"] else 0, divisor)
-    stepped = [
-        step.update(*arrays) for arrays in zip(weights, gradients, moment_1, moment_2, strict=True)
-    ]
-    m, v, w, delta = zip(*stepped, strict=True)
-    copies = (c if c is None else cast(x, c.dtype) for x, c in zip(w, mixed, strict=True))
-    like = (moment_1, moment_2, weights, gradients)
-    rounded = (_like(*pair) for pair in zip((m, v, w, delta), like, strict=True))
-    return new_t, *rounded, tuple(copies)  # type: ignore[return-value]
+    arrays = zip(weights, gradients, moment_1, moment_2, largest, strict=True)
+    m, v, w, delta, x = zip(*(step.update(*own) for own in arrays), strict=True)
+    copies = [c if c is None else cast(y, c.dtype) for y, c in zip(w, mixed, strict=True)]
+    new_mixed = None if mixed_precision_weights is None else tuple(copies)
+    new_w = rounded_weights(w, weights, rule["rounding_seed"], before)
+    like = (moment_1, moment_2)
+    rounded = (_like(*pair) for pair in zip((m, v), like, strict=True))
+    new_largest = None if largest_moment_2 is None else _like(x, largest_moment_2)
+    return new_t, *rounded, new_w, _like(delta, gradients), new_mixed, new_largest
 
 
 @quiet
@@ -161,20 +223,24 @@ def adam_coded_list(
     global_gradient_norm: Number = None,
     update_signal: Number = None,
     max_norm: Number = None,
-    **rule: Unpack[Rule],
-) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
+    *,
+    bits: int,
+    **rule: Unpack[ListRule],
+) -> Results:
+    coded = zip(moment_1, moment_2, weights, strict=True)
+    wide = [decode((m, v), w.size, bits) for m, v, w in coded]
     first, second = (
-        [decode(c, w.size, signed=signed).reshape(w.shape) for c, w in zip(m, weights, strict=True)]
-        for m, signed in ((moment_1, True), (moment_2, False))
+        [x[i].reshape(w.shape) for x, w in zip(wide, weights, strict=True)] for i in range(2)
     )
     new_t, m, v, w, g, mixed = adam_optimizer_list(
         r, t, weights, gradients, first, second, mixed_precision_weights, loss_scale,
         global_gradient_norm, update_signal, max_norm, **rule,
     )  # fmt: skip
+    if not (number(update_signal) and can_be_made(r, loss_scale)):
+        return new_t, tuple(moment_1), tuple(moment_2), w, g, mixed
     step = int(number(t))
-    m = tuple(encode(x, signed=True, step=step) for x in m)
-    v = tuple(encode(x, signed=False, step=step) for x in v)
-    return new_t, m, v, w, g, mixed
+    codes = [encode(x, y, bits, step) for x, y in zip(m, v, strict=True)]
+    return new_t, *zip(*codes, strict=True), w, g, mixed
 
 
 @quiet
@@ -189,11 +255,12 @@ def adam_w_optimizer(
     **rule: Unpack[RuleW],
 ) -> tuple[HostArray, Lists, Lists, Lists]:
     update = bool(number(update_signal))
-    _, m, v, w, _, _ = adam_optimizer_list(
+    _, m, v, w, *_ = adam_optimizer_list(
         lr, step, weights, gradients, momentums_1, momentums_2, update_signal=update,
         alpha=rule["alpha"], beta=rule["beta"], epsilon=rule["epsilon"],
         lambda_=rule["weight_decay"], max_norm_clip=math.inf,
         do_bias_correction=rule["correct_bias"], weight_decay_mode=rule["adam_mode"],
+        maximize=False, rounding_seed=None,
     )  # fmt: skip
     return np.full(np.shape(update_signal), update), w, m, v
 

@@ -43,6 +43,11 @@ MODES: tuple[dict[str, Any], ...] = (
     {"do_bias_correction": False, "max_norm_clip": 0.5},
     {"lambda_": 0.1, "weight_decay_mode": 1, "do_bias_correction": False, "epsilon": 1e-3},
 )
+NEGATED: tuple[dict[str, Any], ...] = (
+    {"lambda_": 0.1, "weight_decay_mode": 2, "maximize": True},
+    {"lambda_": 0.1, "maximize": True},
+)
+SEEDED: dict[str, Any] = {"lambda_": 0.1, "rounding_seed": 7}
 NUMBERS = (0.01, 3)  # learning rate and step
 Numbers = tuple[Any, ...]
 
@@ -85,11 +90,20 @@ def _full(
     return *row, None if copy is None else holes(rng, shapes, copy), *others
 
 
-def _with_codes(rng: Generator, types: Types, **options: Any) -> tuple[Any, ...]:
+def _with_codes(rng: Generator, types: Types, bits: int = 8, **options: Any) -> tuple[Any, ...]:
     """With moments in codes."""
     row = list(_full(rng, types, **options))
-    row[4:6] = ([encode(x, signed=i == 0) for x in m] for i, m in enumerate(row[4:6]))
+    pairs = [encode(m, v, bits) for m, v in zip(*row[4:6], strict=True)]
+    row[4:6] = [pair.first for pair in pairs], [pair.second for pair in pairs]
     return tuple(row)
+
+
+def _with_largest(rng: Generator, types: Types, **options: Any) -> tuple[Any, ...]:
+    """With the largest second moments, some below those that are new, some above."""
+    row = _full(rng, types, **options)
+    others = (*row[7:], None, None, None, None)[:4]
+    largest = arrays(rng, tuple(w.shape for w in row[2]), types[1])
+    return *row[:7], *others, [np.asarray(np.abs(x)) for x in largest]
 
 
 def _plain(
@@ -174,6 +188,29 @@ def _adam_list() -> Iterator[Sample]:
             make = partial(_full, types=types, shapes=shapes, copy=BFLOAT16)
             yield Sample(name, _label(types, label), make, MODES[i % 4], offset)
     yield from _max_norms(name, _full)
+    for types, mode in zip(LIST_ROWS[::3], NEGATED, strict=False):
+        yield Sample(name, _label(types, "negated"), partial(_full, types=types), mode)
+    for i, (label, shapes, offset) in enumerate(LISTS):
+        types = (BFLOAT16, (FLOAT32, BFLOAT16)[i % 2], BFLOAT16)
+        make = partial(_full, types=types, shapes=shapes)
+        yield Sample(name, _label(types, label, "seeded"), make, SEEDED, offset)
+
+
+def _adam_largest() -> Iterator[Sample]:
+    name = "AdamLargestList"
+    yield from _ordinary(name, LIST_ROWS, _with_largest)
+    for i, (label, shapes, offset) in enumerate(LISTS):
+        types = LIST_ROWS[-1 - i]
+        make = partial(_with_largest, types=types, shapes=shapes, copy=BFLOAT16)
+        yield Sample(name, _label(types, label), make, NEGATED[i % 2], offset)
+    for i, t in enumerate(FLOATS):
+        others = (None, 5.0, None, one(0.5, t))
+        make = partial(_with_largest, types=LIST_ROWS[i], others=others)
+        yield Sample(name, _label(LIST_ROWS[i], "max-norm", dtype_name(t)), make)
+    make = partial(_with_largest, types=(BFLOAT16, FLOAT32, BFLOAT16))
+    yield Sample(name, "bfloat16-seeded", make, SEEDED)
+    make = partial(_with_largest, types=ROWS[0], others=(None, None, False))
+    yield Sample(name, "float32-signal-False", make)
 
 
 def _adam_coded() -> Iterator[Sample]:
@@ -186,6 +223,17 @@ def _adam_coded() -> Iterator[Sample]:
     yield from _max_norms(name, _with_codes)
     make = partial(_with_codes, types=CODED_ROWS[0], others=(None, None, False))
     yield Sample(name, "float32-signal-False", make)
+    few = {"bits": 4, "lambda_": 0.1}
+    for i, (label, shapes, offset) in enumerate(LISTS):
+        types = CODED_ROWS[-1 - i % len(CODED_ROWS)]
+        make = partial(_with_codes, types=types, bits=4, shapes=shapes)
+        mode = few | {"maximize": True} if i % 2 else few | {"weight_decay_mode": 2}
+        yield Sample(name, _label(types, label, "4"), make, mode, offset)
+    make = partial(_with_codes, types=CODED_ROWS[0], bits=4, others=(None, None, False))
+    yield Sample(name, "float32-signal-False-4", make, {"bits": 4})
+    seeded = {"bits": 4, "rounding_seed": 2**64 - 1}
+    make = partial(_with_codes, types=(BFLOAT16, FLOAT32, BFLOAT16), bits=4)
+    yield Sample(name, "bfloat16-seeded-4", make, seeded)
 
 
 def _adam_w() -> Iterator[Sample]:
@@ -206,6 +254,7 @@ def _adam_w() -> Iterator[Sample]:
 
 SAMPLES = {
     "AdamCodedList": tuple(_adam_coded()),
+    "AdamLargestList": tuple(_adam_largest()),
     "AdamOptimizer": tuple(_adam()),
     "AdamOptimizerList": tuple(_adam_list()),
     "AdamWOptimizer": tuple(_adam_w()),

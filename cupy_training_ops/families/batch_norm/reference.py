@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: MIT
 """Batch normalisation and its gradient in NumPy. Formulas: `operators.py`.
 
-Everything is computed in float64 and rounded once.
+Channels of large arrays are computed in float32, all others and those that float32 does not hold in
+float64, and so are their sums. What NumPy makes of some channels at a time stays in the cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from ...dtypes import FLOAT64, Dtype, HostArray
+from ...dtypes import FLOAT32, FLOAT64, Dtype, HostArray
+from ...rules.pieces import PIECE, column_sums, working_type
 from ...rules.widening import cast, in_range, quiet, round_number
+
+_LEAST = 1e-30  # a variance that float32's squares add up to with all digits
 
 
 @quiet
@@ -25,18 +31,39 @@ def batch_norm_internal(
     training_mode: bool,
     unbiased: bool,
 ) -> tuple[HostArray | None, ...]:
-    wide, before = _channels(x), (_wide(input_mean), _wide(input_var))
-    mean, var = _moments(wide, x.dtype) if training_mode else before
-    inv_std = 1 / np.sqrt(var + float(round_number(epsilon, x.dtype)))
-    y = (wide - _along(mean)) * _along(_wide(scale) * inv_std) + _along(_wide(bias))
-    result = cast(y.reshape(x.shape), x.dtype)
+    before = _wide(input_mean), _wide(input_var)
+    channels, y = _channels(x), np.empty(x.shape, x.dtype)
+    result, eps = _channels(y), float(round_number(epsilon, x.dtype))
+    mean, var = (np.array(each) for each in before)
+    for some in _pieces(channels):
+        rest: HostArray = np.arange(some.start, some.stop)
+        if working_type(x) == FLOAT32:
+            numbers = channels[:, some].astype(FLOAT32, copy=False)
+            if training_mode:
+                distance, mean[some], var[some] = _distances(numbers)
+            else:
+                distance = numbers - _along(mean[some].astype(FLOAT32))
+            factor = _wide(scale)[some] / np.sqrt(var[some] + eps)
+            distance *= _along(factor.astype(FLOAT32))
+            distance += _along(bias[some].astype(FLOAT32))
+            result[:, some] = cast(distance, x.dtype) if x.dtype != FLOAT32 else distance
+            finite = np.isfinite(mean[some]) & np.isfinite(var[some]) & (var[some] + eps >= _LEAST)
+            rest = rest[~finite]
+        if rest.size:
+            wide = _wide(channels[:, rest])
+            if training_mode:
+                mean[rest], var[rest] = _moments(wide, x.dtype)
+            factor = _wide(scale)[rest] / np.sqrt(var[rest] + eps)
+            exact = (wide - _along(mean[rest])) * _along(factor) + _along(_wide(bias)[rest])
+            result[:, rest] = cast(exact, x.dtype)
+    inv_std = 1 / np.sqrt(var + eps)
     if not training_mode:
-        return result, None, None, None, None
-    m = wide.size // max(1, mean.size)
+        return y, None, None, None, None
+    m = channels.size // max(1, mean.size)
     corrected = var * m / (m - 1) if unbiased and m > 1 else var
     running = before if m == 0 else _running(before, (mean, corrected), momentum)
     statistics = (*running, mean, inv_std)
-    return result, *(cast(statistic, input_mean.dtype) for statistic in statistics)
+    return y, *(cast(statistic, input_mean.dtype) for statistic in statistics)
 
 
 @quiet
@@ -49,13 +76,44 @@ def batch_normalization_grad(
     *,
     epsilon: float,  # noqa: ARG001
 ) -> tuple[HostArray, ...]:
-    slope, inv_std = _channels(dy), _along(_wide(saved_inv_std))
-    xhat = (_channels(x) - _along(_wide(saved_mean))) * inv_std
-    of_bias, of_scale = _sum(slope), _sum(slope * xhat)
+    slopes, channels, gradient = _channels(dy), _channels(x), np.empty(x.shape, x.dtype)
+    of_x = _channels(gradient)
+    sums = np.zeros((2, channels.shape[1]))
+    for some in _pieces(channels):
+        rest: HostArray = np.arange(some.start, some.stop)
+        given = (slopes, channels, scale, saved_mean, saved_inv_std)
+        if working_type(x) == FLOAT32:
+            of_some, sums[:, some] = _gradient(*given, some, FLOAT32)
+            of_x[:, some] = of_some if x.dtype == FLOAT32 else cast(of_some, x.dtype)
+            rest = rest[~np.isfinite(sums[:, some]).all(0)]
+        if rest.size:
+            of_some, sums[:, rest] = _gradient(*given, rest, FLOAT64)
+            of_x[:, rest] = cast(of_some, x.dtype)
+    return gradient, cast(sums[0], scale.dtype), cast(sums[1], scale.dtype)
+
+
+def _gradient(
+    slopes: HostArray,
+    channels: HostArray,
+    scale: HostArray,
+    mean: HostArray,
+    inv_std: HostArray,
+    some: slice | HostArray,
+    kind: Dtype,
+) -> tuple[HostArray, HostArray]:
+    """The gradient of some channels of X; those of scale and bias."""
+    slope = slopes[:, some].astype(kind, copy=False)
+    own_inv_std = _along(_wide(inv_std)[some].astype(kind))
+    x_hat = channels[:, some].astype(kind, copy=False) - _along(_wide(mean)[some].astype(kind))
+    x_hat *= own_inv_std
+    products = slope * x_hat
+    of_scale, of_bias = _sum(products), _sum(slope)
     m = slope.size / max(1, of_bias.size)
-    centred = slope - _along(of_bias) / m - xhat * (_along(of_scale) / m)
-    gradient = (_along(_wide(scale)) * inv_std * centred).reshape(x.shape)
-    return cast(gradient, x.dtype), cast(of_scale, scale.dtype), cast(of_bias, scale.dtype)
+    x_hat *= _along((of_scale / m).astype(kind))
+    centred = np.subtract(slope, x_hat, out=products)
+    centred -= _along((of_bias / m).astype(kind))
+    centred *= _along(_wide(scale)[some].astype(kind)) * own_inv_std
+    return centred, np.stack([of_scale, of_bias])
 
 
 def _wide(x: HostArray) -> HostArray:
@@ -63,9 +121,15 @@ def _wide(x: HostArray) -> HostArray:
 
 
 def _channels(x: HostArray) -> HostArray:
-    """In float64 and three dimensions, channels along the second; rank 1 is one channel."""
-    shape = (1, 1, x.size) if x.ndim == 1 else (*x.shape[:2], int(np.prod(x.shape[2:])))
-    return _wide(x).reshape(shape)
+    """A view in three dimensions, channels along the second; rank 1 is one channel."""
+    return x.reshape((1, 1, x.size) if x.ndim == 1 else (*x.shape[:2], int(np.prod(x.shape[2:]))))
+
+
+def _pieces(channels: HostArray) -> Iterator[slice]:
+    """Some channels after the other."""
+    n = channels.shape[1]
+    step = max(1, PIECE * n // max(1, channels.size))
+    return (slice(first, min(first + step, n)) for first in range(0, n, step))
 
 
 def _along(per_channel: HostArray) -> HostArray:
@@ -73,7 +137,25 @@ def _along(per_channel: HostArray) -> HostArray:
 
 
 def _sum(x: HostArray) -> HostArray:
-    return np.asarray(x.sum((0, 2)))
+    """Sums of channels, in float64."""
+    return column_sums(np.asarray(x.sum(2)))
+
+
+def _distances(x: HostArray) -> tuple[HostArray, HostArray, HostArray]:
+    """Distances of channels from their means, in float32; means and biased variances.
+
+    A mean in float32 is off by its rounding, so the mean of the distances from it is added, and
+    taken off where they show it.
+    """
+    m = max(1, x.size // max(1, x.shape[1]))
+    about = (_sum(x) / m).astype(FLOAT32)
+    distance = x - _along(about)
+    more = _sum(distance) / m
+    var = _sum(np.square(distance)) / m - np.square(more)
+    if (np.abs(more) > 2.0**-25 * np.sqrt(var)).any():
+        distance -= _along(more.astype(FLOAT32))
+        var = _sum(np.square(distance)) / m
+    return distance, about + more, var
 
 
 def _moments(x: HostArray, dtype: Dtype) -> tuple[HostArray, HostArray]:

@@ -1,14 +1,27 @@
 # SPDX-License-Identifier: MIT
 """Cross-entropy losses and their gradients in NumPy. Formulas: `operators.py`.
 
-Everything is computed in float64 and rounded once. `check` says only what a call refuses.
+Rows of large arrays are computed in float32, all others in float64, and so are sums over rows.
+`check` says only what a call refuses.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
 
 from ...dtypes import FLOAT64, Dtype, HostArray
+from ...rules.pieces import (
+    below_zero,
+    line_sums,
+    log_of_lines,
+    pieces,
+    place_for,
+    put,
+    working_type,
+)
 from ...rules.widening import cast, in_range, quiet
 
 _Pair = tuple[HostArray, HostArray]
@@ -19,10 +32,21 @@ _Pair = tuple[HostArray, HostArray]
 
 @quiet
 def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str) -> _Pair:
-    log_prob, target = _log_softmax(_wide(logits), -1), _wide(label)
-    losses = in_range(-np.where(target == 0, 0, target * log_prob).sum(-1), logits.dtype)
-    loss = _reduce(losses, np.ones(losses.shape), reduction)
-    return cast(loss, logits.dtype), cast(log_prob, logits.dtype)
+    log_prob, kind = np.empty(logits.shape, logits.dtype), working_type(logits)
+    losses = np.empty(logits.shape[:-1], kind)
+    flat, start = losses.reshape(-1, 1), 0
+    for of_logits, target, of_log_prob in pieces(-1, logits, label, log_prob):
+        logs = log_of_lines(of_logits, of_log_prob, kind)
+        own = logs * target.astype(logs.dtype, copy=False)
+        sums = line_sums(own)
+        if not np.isfinite(sums).all():  # 0 times an infinite logarithm is 0
+            sums = line_sums(np.where(target == 0, 0, own))
+        flat[start : start + len(sums)] = -sums
+        start += len(sums)
+        put(of_log_prob, logs)
+    wide_losses = in_range(_wide(losses), logits.dtype)
+    loss = _reduce(wide_losses, np.ones(losses.shape), reduction)
+    return cast(loss, logits.dtype), log_prob
 
 
 @quiet
@@ -30,9 +54,17 @@ def softmax_cross_entropy_grad(
     dy: HostArray, log_prob: HostArray, label: HostArray, *, reduction: str
 ) -> HostArray:
     count = np.prod(log_prob.shape[:-1]) if reduction == "mean" else 1
-    scale = _slope(dy, log_prob.shape[:-1], reduction) / count
-    gradient = (np.exp(_wide(log_prob)) - _wide(label)) * scale[..., None]
-    return cast(gradient, log_prob.dtype)
+    scale = (_slope(dy, log_prob.shape[:-1], reduction) / count).reshape(-1, 1)
+    gradient, start = np.empty(log_prob.shape, log_prob.dtype), 0
+    kind = working_type(log_prob)
+    for logs, target, of_gradient in pieces(-1, log_prob, label, gradient):
+        result = place_for(of_gradient, kind)
+        np.exp(logs.astype(kind, copy=False), out=result)
+        result -= target.astype(kind, copy=False)
+        result *= scale[start : start + len(logs)].astype(kind)
+        start += len(logs)
+        put(of_gradient, result)
+    return gradient
 
 
 # ---- targets that are classes --------------------------------------------------------------------
@@ -61,7 +93,7 @@ def sparse_softmax_cross_entropy_grad(
     check: bool,  # noqa: ARG001
 ) -> HostArray:
     rows = _Rows(label, log_prob.shape[-1], None, weight)
-    return rows.gradient(dy, np.exp(_wide(log_prob)), -1, reduction, None, log_prob.dtype)
+    return rows.gradient(dy, log_prob, -1, reduction, None, log_prob.dtype)
 
 
 def softmax_cross_entropy_loss(
@@ -127,8 +159,7 @@ def softmax_cross_entropy_loss_internal_grad(
     check: bool,  # noqa: ARG001
 ) -> HostArray:
     rows = _Rows.of_classes(label, log_prob.shape[1], ignore_index, weight)
-    softmax = np.exp(_wide(log_prob))
-    return rows.gradient(dy, softmax, 1, reduction, bias, output_type or log_prob.dtype)
+    return rows.gradient(dy, log_prob, 1, reduction, bias, output_type or log_prob.dtype)
 
 
 @quiet
@@ -144,11 +175,9 @@ def cross_entropy_loss_and_grad(
     check: bool,  # noqa: ARG001
 ) -> _Pair:
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
-    loss, _ = rows.forward(scores, 1, reduction, output_type or scores.dtype)
     scale = 1.0 if loss_scale is None else float(np.ravel(loss_scale)[0])
     slope = np.full(labels.shape if reduction == "none" else (), scale)
-    softmax = np.exp(_log_softmax(_wide(scores), 1))
-    return loss, rows.gradient(slope, softmax, 1, reduction, None, scores.dtype)
+    return rows.loss_and_gradient(slope, scores, 1, reduction, output_type or scores.dtype)
 
 
 class _Rows:
@@ -165,6 +194,7 @@ class _Rows:
         self.outside = ~ignored & ((labels < 0) | (labels >= n_classes))
         self.known = ~ignored & ~self.outside
         self.classes = np.where(self.known, labels, 0).astype(np.int64)
+        self.special = np.zeros(0, bool)  # rows whose gradient is 0 or NaN whatever it would be
         each = 1.0 if weights is None else _wide(weights)
         self.weights = np.where(self.known, each, self.outside)
 
@@ -185,47 +215,123 @@ class _Rows:
     @quiet
     def forward(self, scores: HostArray, axis: int, reduction: str, out: Dtype) -> _Pair:
         """Loss and log-probabilities."""
-        log_prob = _log_softmax(_wide(scores), axis)
-        own = in_range(-self._pick(log_prob, axis), scores.dtype)
-        losses = np.where(self.weights == 0, 0, self.weights * own)
-        losses = np.where(self.outside, np.nan, losses)
-        return cast(_reduce(losses, self.weights, reduction), out), cast(log_prob, out)
+        kind = FLOAT64 if out == FLOAT64 else working_type(scores)
+        log_prob, own = np.empty(scores.shape, out), []
+        lines = self._lines(axis, scores, log_prob)
+        for classes, _, (of_scores, of_log_prob) in lines:
+            logs = log_of_lines(of_scores, of_log_prob, kind)
+            own.append(_pick(logs, classes))
+            put(of_log_prob, logs)
+        return self._loss(own, scores.dtype, reduction, out), log_prob
 
     @quiet
     def gradient(
         self,
         dy: HostArray,
-        softmax: HostArray,
+        log_prob: HostArray,
         axis: int,
         reduction: str,
         bias: HostArray | None,
         out: Dtype,
     ) -> HostArray:
         """Gradient of the scores, from that of the loss."""
+        kind = FLOAT64 if out == FLOAT64 else working_type(log_prob)
+        gradient = np.empty(log_prob.shape, out)
+        lines = self._lines(axis, log_prob, gradient, *([] if bias is None else [bias]))
+        scale = self._scale(dy, reduction)
+        for classes, places, (logs, of_gradient, *of_bias) in lines:
+            result = place_for(of_gradient, kind)
+            np.exp(logs.astype(kind, copy=False), out=result)
+            _subtract_label(result, classes)
+            self._scaled(result, scale, places)
+            for each in of_bias:
+                result += each.astype(kind, copy=False)
+            put(of_gradient, result)
+        return gradient
+
+    @quiet
+    def loss_and_gradient(
+        self, dy: HostArray, scores: HostArray, axis: int, reduction: str, out: Dtype
+    ) -> _Pair:
+        """Loss, and gradient of the scores, from one softmax."""
+        gradient, own = np.empty(scores.shape, scores.dtype), []
+        scale = self._scale(dy, reduction)
+        kind = FLOAT64 if out == FLOAT64 else working_type(scores)
+        for classes, places, (of_scores, of_gradient) in self._lines(axis, scores, gradient):
+            result = below_zero(of_scores, of_gradient, kind)
+            picked = _pick(result, classes)
+            np.exp(result, out=result)
+            sums = line_sums(result)
+            own.append(picked - np.log(sums).reshape(picked.shape))
+            result *= 1 / sums
+            _subtract_label(result, classes)
+            self._scaled(result, scale, places)
+            put(of_gradient, result)
+        return self._loss(own, scores.dtype, reduction, out), gradient
+
+    def _lines(
+        self, axis: int, *arrays: HostArray
+    ) -> Iterator[tuple[HostArray, slice, tuple[HostArray, ...]]]:
+        """Yield some lines along the axis: their classes, which rows they are, and the arrays'."""
+        classes, start = self.classes.reshape(-1), 0
+        for some in pieces(axis, *arrays):
+            shape = some[0].shape
+            rows = slice(start, start + shape[0] * math.prod(shape[2:]))
+            start = rows.stop
+            yield classes[rows].reshape(shape[0], 1, *shape[2:]), rows, some
+
+    def _loss(self, own: list[HostArray], dtype: Dtype, reduction: str, out: Dtype) -> HostArray:
+        """The loss of rows whose labels have these logarithms."""
+        logs = np.concatenate([each.ravel() for each in own]) if own else np.zeros(0)
+        losses = in_range(-_wide(logs.reshape(self.weights.shape)), dtype)
+        losses = np.where(self.weights == 0, 0, self.weights * losses)
+        losses = np.where(self.outside, np.nan, losses)
+        return cast(_reduce(losses, self.weights, reduction), out)
+
+    def _scale(self, dy: HostArray, reduction: str) -> HostArray:
+        """Factors of the gradients of rows: one number if it is the same for all."""
         divisor = self.weights.sum() if reduction == "mean" else 1.0
         scale = _slope(dy, self.weights.shape, reduction) * self.weights / divisor
-        zero = np.expand_dims((self.weights == 0) | (divisor == 0), axis)
-        is_label = np.arange(softmax.shape[axis]) == self.classes[..., None]
-        difference = softmax - np.moveaxis(is_label, -1, axis)
-        gradient = np.where(zero, 0, difference * np.expand_dims(scale, axis))
-        gradient = np.where(np.expand_dims(self.outside, axis), np.nan, gradient)
-        return cast(gradient if bias is None else gradient + _wide(bias), out)
+        zero = (self.weights == 0) | (divisor == 0)
+        if not (zero | self.outside).any() and (scale.ravel() == scale.ravel()[:1]).all():
+            return scale.ravel()[:1]  # a number is faster than one for each line
+        self.special = (zero | self.outside).reshape(-1)
+        return np.where(self.outside, np.nan, np.where(zero, 0, scale)).reshape(-1)
 
-    def _pick(self, log_prob: HostArray, axis: int) -> HostArray:
-        """The log-probability of each row's label."""
-        if log_prob.shape[axis] == 0:
-            return np.zeros(self.classes.shape)
-        index = np.expand_dims(self.classes, axis)
-        return np.take_along_axis(log_prob, index, axis).squeeze(axis)
+    def _scaled(self, gradient: HostArray, scale: HostArray, rows: slice) -> None:
+        """Multiply lines of a gradient; those of no weight are 0, those of bad labels NaN."""
+        if not self.special.size:
+            gradient *= scale.astype(gradient.dtype)
+            return
+        shape = (gradient.shape[0], 1, *gradient.shape[2:])
+        of_lines = scale[rows].astype(gradient.dtype).reshape(shape)
+        gradient *= of_lines
+        np.copyto(gradient, of_lines, where=self.special[rows].reshape(shape))
+
+
+def _pick(lines: HostArray, classes: HostArray) -> HostArray:
+    """The number of each line's class; 0 of empty lines."""
+    if lines.shape[1] == 0:
+        return np.zeros(classes.shape)
+    return np.asarray(lines[_places(classes)])
+
+
+def _subtract_label(lines: HostArray, classes: HostArray) -> None:
+    """Subtract 1 from the number of each line's class."""
+    if lines.shape[1]:
+        lines[_places(classes)] -= 1
+
+
+def _places(classes: HostArray) -> tuple[HostArray, ...]:
+    """Where each line has the number of its class; classes: with one element along axis 1."""
+    if classes.ndim == 2:
+        return np.arange(len(classes))[:, None], classes
+    outer, inner = np.ogrid[: len(classes), : classes.shape[2]]
+    return outer[:, None], classes, inner[:, None]
 
 
 def _wide(x: HostArray) -> HostArray:
     return x.astype(FLOAT64)
-
-
-def _log_softmax(x: HostArray, axis: int) -> HostArray:
-    shifted = x - x.max(axis, keepdims=True, initial=-np.inf)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)))
 
 
 def _reduce(losses: HostArray, weights: HostArray, reduction: str) -> HostArray:

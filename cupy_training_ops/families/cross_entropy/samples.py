@@ -12,8 +12,8 @@ import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, INT64, dtype_name, to_dtype
 from ...samples import Generator, Sample, Shape
+from ..softmax.reference import log_softmax
 from ..softmax.samples import logits
-from . import reference as cpu
 
 NAN, INF = np.nan, np.inf
 INT32 = to_dtype("int32")
@@ -133,7 +133,7 @@ class Call:
         shape = self.rows if self.reduction == "none" else ()
         axis = -1 if self.form.classes_last else 1
         with np.errstate(all="ignore"):
-            log_prob = cpu._log_softmax(scores.astype(FLOAT64), axis).astype(self.t)
+            log_prob = log_softmax(scores.astype(FLOAT64), axis=axis).astype(self.t)
         return logits(rng, shape, self.t), log_prob
 
     def _make_special(self, rng: Generator, scores: Any) -> None:

@@ -10,7 +10,8 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from ...dtypes import FLOAT64, HostArray
+from ...dtypes import FLOAT64, Dtype, HostArray
+from ...rules.pieces import pieces
 from ...rules.widening import cast, quiet, wide
 from ..softmax import reference as softmax
 from . import philox
@@ -43,7 +44,7 @@ def dropout(
     seed: int | None,
 ) -> _Pair:
     values, mask = _drop(data, wide(data), _ratio(ratio, bool(training_mode)), state, seed)
-    return cast(values, data.dtype), mask
+    return _rounded(values, data.dtype), mask
 
 
 bitmask_dropout = _in_bits(dropout)
@@ -62,7 +63,7 @@ def bias_dropout(
 ) -> _Pair:
     total, applied = wide(data) + wide(bias), _ratio(ratio, bool(training_mode))
     values, mask = _drop(data, total, applied, state, seed)
-    return cast(values if residual is None else values + wide(residual), data.dtype), mask
+    return _rounded(values if residual is None else values + wide(residual), data.dtype), mask
 
 
 bitmask_bias_dropout = _in_bits(bias_dropout)
@@ -95,7 +96,7 @@ def dropout_grad(
     training_mode: bool | None = None,
 ) -> HostArray:
     applied = _ratio(ratio, training_mode is not False)
-    return cast(_through(wide(dy), mask.reshape(dy.shape), applied, dy), dy.dtype)
+    return _rounded(_through(wide(dy), mask.reshape(dy.shape), applied, dy), dy.dtype)
 
 
 def bitmask_dropout_grad(
@@ -114,6 +115,10 @@ def softmax_dropout_grad(
 ) -> HostArray:
     g = _through(dy.astype(FLOAT64), mask, _ratio(ratio, True), dy)
     return cast(softmax.softmax_grad(g, softmax_y, axis=axis), dy.dtype)
+
+
+def _rounded(x: HostArray, dtype: Dtype) -> HostArray:
+    return x if x.dtype == dtype else cast(x, dtype)
 
 
 def _ratio(ratio: float | None, training: bool) -> float:
@@ -141,9 +146,20 @@ def _draw(x: HostArray, ratio: float, state: State, seed: int | None) -> HostArr
 
 
 def _through(x: HostArray, mask: HostArray, ratio: float, like: HostArray) -> HostArray:
-    """x scaled where the mask is True, else 0; at ratio 0 x, whatever the mask says."""
+    """x scaled where the mask is True, else 0; at ratio 0 x, whatever the mask says.
+
+    Bits are multiplied by 0 or 1: NaN and infinities give 0, too, and np.where takes six times as
+    long where nothing is alike.
+    """
     scale = dropout_scale(ratio, like.dtype)
-    return np.asarray(np.where(mask if ratio else True, x * scale, x.dtype.type(0)))
+    if not ratio:
+        return np.asarray(x * scale)
+    y = np.empty(x.shape, x.dtype)
+    for of_x, of_mask, of_y in pieces(0, *(each.reshape(-1) for each in (x, mask, y))):
+        np.multiply(of_x, scale, out=of_y)
+        bits = of_y.view(f"u{y.itemsize}")
+        np.multiply(bits, of_mask, out=bits)
+    return y
 
 
 def _pack_bits(mask: HostArray) -> HostArray:

@@ -26,7 +26,7 @@ MSFP15_CODES = Output(
     doc="else shape (8 ceil(n / 8),), the last tile padded with zeros",
 )
 KEEP_NONFINITE = attribute(
-    boolean, False, doc="give a tile that is not finite E = 255, so that it decodes to NaN"
+    boolean, False, doc="keep infinities and NaN, which else become zeros with all of their tile"
 )
 KEEP_SIGN = attribute(boolean, False, doc="round what is not 0 to a step at least, never to 0")
 
@@ -258,7 +258,16 @@ class GistPackMsfp15Encoder(Encoder):
     E is the largest biased float32 exponent of the tile. M = |X| / 2^(E - 132) rounded half up, at
     most 63. The error is at most 2^-6 2^(E - 127), twice that where M saturates. Numbers below
     2^-126 become zero. A tile with a number that is not finite (from float64 also one of 2^128 or
-    more) becomes eight zero bytes.
+    more, which counts as infinity) becomes eight zero bytes.
+
+    With keep_nonfinite such a tile has E = 255, and an exponent F of its finite numbers in bits 5:
+
+        Y[j]   1   s   bit j of F   M
+
+    M is 31 for NaN and 30 for infinity, else |X| / 2^(F - 131) rounded half up. F is the largest
+    biased exponent of the tile's finite numbers, one more where M would be above 29 (26 for tiles
+    below 2^-126), and then M is at most 15. If the largest is in 2^e to 2^(e + 1), their error
+    is at most 2^-4 2^e, and 2^-3 2^e with keep_sign or from 1.9375 2^e on.
 
     With keep_sign M is at least 1 where X is not 0, so that a finite tile keeps every sign; format
     and decoder stay the same. The error is then at most a step, 2^-5 2^(E - 127), for every number
@@ -293,7 +302,8 @@ class GistPackMsfp15Decoder(Decoder):
     """MSFP15 back: Y = (-1)^s M 2^(E - 132), rounded to float32 and then to T.
 
     GistPackMsfp15Encoder draws the bits. M = 0 gives +0. E = 255 with M >= 32 overflows to
-    infinity; with keep_nonfinite E = 255 gives NaN without a sign.
+    infinity; with keep_nonfinite E = 255 is a tile with infinities and NaN, which keep their signs.
+    Eight bytes of 0x80, as older encoders gave such a tile, are eight NaN without a sign there.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
@@ -309,7 +319,7 @@ class GistPackMsfp15Decoder(Decoder):
     )
     tiles: ClassVar[Tiles] = {"X": BOX, "Y": BOX}
     thread_nbytes = TILE_NBYTES
-    keep_nonfinite = attribute(boolean, False, doc="decode a tile with E = 255 to NaN")
+    keep_nonfinite = attribute(boolean, False, doc="a tile with E = 255 has infinities or NaN")
 
     def codes(self, n: int) -> int:
         return BOX * ceil_div(n, BOX)

@@ -13,6 +13,8 @@ from .facts import BOX
 Shape = tuple[int, ...] | None
 
 E5M2 = ml_dtypes.float8_e5m2
+NOT_FINITE = 255  # the exponent of a box with an infinity or a NaN
+CODE_OF_INFINITY, CODE_OF_NAN = 30, 31  # in such a box
 
 with np.errstate(all="ignore"):  # a look-up takes a quarter of the time of ml_dtypes' conversion
     _E5M2_OF_BFLOAT16 = np.arange(2**16, dtype=np.uint16).view(BFLOAT16).astype(E5M2).view(np.uint8)
@@ -72,7 +74,10 @@ def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: b
         magnitude = np.maximum(magnitude, there)  # 0 would lose the sign
     sign = (bits >> 9).astype(np.uint8) & 0x40
     codes: HostArray = np.unpackbits(shared, bitorder="little") << 7 | (sign | magnitude) * there
-    codes.reshape(-1, BOX)[shared == 255] = 0x80 if keep_nonfinite else 0
+    lost = np.flatnonzero(shared == NOT_FINITE)
+    if lost.size:
+        boxes = pad_tiles(x.ravel(), BOX).reshape(-1, BOX)[lost] if keep_nonfinite else None
+        codes.reshape(-1, BOX)[lost] = 0 if boxes is None else _encode_nonfinite(boxes, keep_sign)
     return codes.reshape(x.shape if x.size % BOX == 0 else (-1,))
 
 
@@ -84,11 +89,12 @@ def gist_pack_msfp15_decoder(
     step = np.ldexp(np.float32(1), shared.astype(np.int32) - 132)
     # Both factors are exact in float32, so that the product is rounded once.
     values = np.take(_SIGNED_MAGNITUDE, x.ravel() & 0x7F) * np.repeat(step, BOX)
-    decoded = _first_elements(values, shape, x.shape).astype(to, copy=False)
-    if keep_nonfinite:
-        lost = _first_elements(np.repeat(shared == 255, BOX), shape, x.shape)
-        put_nan(decoded, lost, np.zeros_like(lost))
-    return decoded
+    decoded = values.astype(to, copy=False)
+    lost = np.flatnonzero(shared == NOT_FINITE)
+    if keep_nonfinite and lost.size:
+        boxes = x.reshape(-1, BOX)[lost]
+        decoded.reshape(-1, BOX)[lost] = _decode_nonfinite(boxes, decoded.dtype)
+    return _first_elements(decoded, shape, x.shape)
 
 
 def relu_grad_from_bits(dy: HostArray, bits: HostArray) -> HostArray:
@@ -99,6 +105,42 @@ def relu_grad_from_bits(dy: HostArray, bits: HostArray) -> HostArray:
 @quiet
 def relu_with_bits(x: HostArray) -> tuple[HostArray, HostArray]:
     return np.where((x > 0) | np.isnan(x), x, x.dtype.type(0)), gist_pack1_encoder(x)
+
+
+# A box with an infinity or a NaN. Byte j: bit 7, the sign, bit j of F, five bits of M: 31 is NaN,
+# 30 infinity, others are (-1)^sign M 2^(F - 131). Older encoders wrote eight bytes 0x80: NaNs.
+
+
+def _encode_nonfinite(boxes: HostArray, keep_sign: bool) -> HostArray:
+    bits = truncated_float32(boxes).view(np.uint32) & 0x7FFFFFFF
+    if keep_sign:
+        bits[(bits == 0) & (boxes != 0)] = 1
+    else:
+        bits[bits < 0x800000] = 0
+    largest = np.max(bits, 1, where=bits < 0x7F800000, initial=0)[:, None]
+    of_box = largest + 0x140000 >> 23
+    most = np.where(of_box == largest >> 23, CODE_OF_INFINITY - 1, 15)
+    exponent = bits >> 23
+    significand = bits & 0x7FFFFF | (exponent > 0).astype(np.uint32) << 23
+    shift = 18 + of_box.astype(np.int64) - np.maximum(exponent, 1)
+    magnitude = (significand >> np.clip(shift, 0, 31)) + 1 >> 1
+    magnitude = np.clip(magnitude, int(keep_sign), most).astype(np.uint8)
+    there = bits != 0
+    magnitude[bits >= 0x7F800000] = CODE_OF_INFINITY
+    magnitude[np.isnan(boxes)] = CODE_OF_NAN
+    sign = np.signbit(boxes).astype(np.uint8) << 6
+    exponent_bits = (of_box >> np.arange(BOX, dtype=np.uint32) & 1).astype(np.uint8) << 5
+    return np.asarray(0x80 | exponent_bits | (sign | magnitude) * there)
+
+
+def _decode_nonfinite(boxes: HostArray, to: Dtype) -> HostArray:
+    of_box = np.packbits(boxes >> 5 & 1, 1, bitorder="little").astype(np.int32)
+    magnitude, negative = boxes & 31, boxes & 0x40 != 0
+    values = np.ldexp(magnitude.astype(FLOAT32), of_box - 131)
+    values[magnitude == CODE_OF_INFINITY] = np.inf
+    values = np.where(negative & (magnitude != 0), -values, values)
+    all_nan = (boxes == 0x80).all(1, keepdims=True)
+    return put_nan(values.astype(to), (magnitude == CODE_OF_NAN) | all_nan, negative)
 
 
 def _magnitude(bits: HostArray, exponent: HostArray, shared: HostArray) -> HostArray:

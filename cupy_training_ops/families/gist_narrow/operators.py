@@ -188,8 +188,12 @@ class GistBlockE4m3Encoder(_BlockEncoder):
     s is a 16-bit integer, its lower byte first: the smallest at which no finite element of the
     block rounds to more than 448, and 0 where none is finite and not zero. Scaled numbers are
     rounded straight from T to the nearest code, ties to even; signed zeros are kept. NaN and
-    infinities count for no scale and give NaN (0x7F) with the sign of X. The error is at most 2^-4
+    infinities count for no scale; NaN gives 0x7F with the sign of X. The error is at most 2^-4
     |X| from 2^(s - 6) on, and 2^(s - 10) below; the block's largest is at least 2^(s + 7).
+
+    E4M3 has no infinity. The s of a block with infinities is larger by one, so that no finite
+    element has 0x7E, which stands for infinity there, with its sign; bit 14 of such an s is unlike
+    bit 15.
 
     Source: OCP 8-bit Floating Point Specification 1.0, E4M3.
     """
@@ -250,10 +254,12 @@ class GistInt8Encoder(_BlockEncoder):
                s of block 0  of block 1       of block 31  element 0   element 1
 
     s is a bfloat16, its lower byte first; element codes are in two's complement. X is rounded to
-    float32 first. With keep_sign what is not 0 has a code of at least 1 and keeps its sign. A block
-    with a NaN or an infinity has NaN as s and zeros as codes, so that it comes back as NaN. The
+    float32 first. With keep_sign what is not 0 has a code of at least 1 and keeps its sign. The
     error is at most 0.51 s, below s / 2 with keep_sign s; s is at most 1 / 126 of the block's
     largest.
+
+    A block with NaN or infinities has -s, of its finite numbers over 126 in place of 127: their
+    codes are -126 to 126, those of infinities 127 and -127, that of NaN is -128.
 
     Source: OCP Microscaling Formats (MX) Specification 1.0, MXINT8, but for the scale, which is a
     power of two there.
@@ -272,8 +278,10 @@ class GistInt8Encoder(_BlockEncoder):
 class GistInt8Decoder(_BlockDecoder):
     """Scaled integers back: Y = s times the code in float32, rounded to T.
 
-    Of a block whose s is NaN all elements are; what is beyond T becomes infinity. GistInt8Encoder
-    draws where the bytes lie. An s below 2^-126, which no encoder makes, counts as 0.
+    What is beyond T becomes infinity. With a negative s 127 and -127 are infinities, -128 is a NaN
+    without a sign; with an s that is NaN, as older encoders gave such a block, all others are NaN.
+    GistInt8Encoder draws where the bytes lie. An s below 2^-126, which no encoder makes, counts as
+    0.
 
     Source: OCP Microscaling Formats (MX) Specification 1.0, MXINT8, but for the scale, which is a
     power of two there.

@@ -13,6 +13,9 @@ from .facts import BLOCK, INT8_BLOCK, INT8_LEAST_SCALE, TILE
 Shape = tuple[int, ...] | None
 
 INT16 = np.dtype(np.int16)
+# Codes in blocks that say so by their scales: a marked one of E4M3, a negative one of integers.
+INFINITY_MARK, INFINITY_OF_E4M3 = 0x4000, 0x7E
+INFINITY_OF_INT8, NAN_OF_INT8 = 127, -128
 
 
 def _fp10(x: HostArray) -> HostArray:
@@ -75,32 +78,45 @@ def gist_index4_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
 # ---- scaled 8-bit floats -------------------------------------------------------------------------
 
 
+@quiet
 def gist_block_e4m3_encoder(x: HostArray) -> HostArray:
-    return _block_encoder(x, _E4M3_OF_ODD, 464.0)
-
-
-def gist_block_e5m2_encoder(x: HostArray) -> HostArray:
-    return _block_encoder(x, _E5M2_OF_ODD, np.nextafter(61440.0, 0))
-
-
-def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    return _block_decoder(x, _VALUE_OF_E4M3, to, shape)
-
-
-def gist_block_e5m2_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    return _block_decoder(x, _VALUE_OF_E5M2, to, shape)
+    # E4M3 has no infinity: the scale of a block with one is larger by one, so that no finite
+    # element has the largest code, and marked by bit 14, which is else as bit 15.
+    blocks, scales = _blocks_and_scales(x, 464.0)
+    infinite = np.isinf(blocks)
+    marked = infinite.any(1)
+    scales = (scales + marked).astype(INT16)
+    codes = np.take(_E4M3_OF_ODD, odd_bits(np.ldexp(blocks, -scales[:, None])))
+    codes[infinite] = np.where(blocks[infinite] > 0, INFINITY_OF_E4M3, INFINITY_OF_E4M3 | 0x80)
+    return _to_tiles(np.where(marked, scales ^ INFINITY_MARK, scales), codes, x.size)
 
 
 @quiet
-def _block_encoder(x: HostArray, code_of_odd: HostArray, largest: float) -> HostArray:
-    """Codes of blocks: x / 2^scale by the table `code_of_odd`, and the scale of each block.
-
-    largest: the largest number that does not round beyond the format.
-    """
-    blocks = pad_tiles(wide(x.ravel()), BLOCK).reshape(-1, BLOCK)
-    scales = _scales(blocks, largest)
-    codes = np.take(code_of_odd, odd_bits(np.ldexp(blocks, -scales[:, None])))
+def gist_block_e5m2_encoder(x: HostArray) -> HostArray:
+    blocks, scales = _blocks_and_scales(x, np.nextafter(61440.0, 0))
+    codes = np.take(_E5M2_OF_ODD, odd_bits(np.ldexp(blocks, -scales[:, None])))
     return _to_tiles(scales.astype(INT16), codes, x.size)
+
+
+def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    scales, codes, n = _from_tiles(x, BLOCK, INT16)
+    marked = (scales ^ scales >> 1) & INFINITY_MARK != 0
+    scales[marked] ^= INFINITY_MARK
+    decoded = _decoded_blocks(scales, codes, _VALUE_OF_E4M3, to)
+    infinite = (codes & 0x7F == INFINITY_OF_E4M3) & marked[:, :, None]
+    decoded[infinite] = np.where(codes[infinite] > 0x7F, -np.inf, np.inf)
+    return _first_elements(decoded.ravel()[:n], shape)
+
+
+def gist_block_e5m2_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    scales, codes, n = _from_tiles(x, BLOCK, INT16)
+    return _first_elements(_decoded_blocks(scales, codes, _VALUE_OF_E5M2, to).ravel()[:n], shape)
+
+
+def _blocks_and_scales(x: HostArray, largest: float) -> tuple[HostArray, HostArray]:
+    """Blocks in the type that is computed in, and the scale of each."""
+    blocks = pad_tiles(wide(x.ravel()), BLOCK).reshape(-1, BLOCK)
+    return blocks, _scales(blocks, largest)
 
 
 def _to_tiles(scales: HostArray, codes: HostArray, n: int) -> HostArray:
@@ -128,12 +144,10 @@ def _scales(blocks: HostArray, largest: float) -> HostArray:
 
 
 @quiet
-def _block_decoder(x: HostArray, values: HostArray, to: Dtype, shape: Shape) -> HostArray:
-    scales, codes, n = _from_tiles(x, BLOCK, INT16)
+def _decoded_blocks(scales: HostArray, codes: HostArray, values: HostArray, to: Dtype) -> HostArray:
     unscaled = np.take(values.astype(computed_in(to)), codes)
     decoded = np.ldexp(unscaled, scales.astype(np.int32)[:, :, None]).astype(to)
-    put_nan(decoded, np.take(np.isnan(values), codes), codes > 0x7F)
-    return _first_elements(decoded.ravel()[:n], shape)
+    return put_nan(decoded, np.take(np.isnan(values), codes), codes > 0x7F)
 
 
 # ---- scaled integers -----------------------------------------------------------------------------
@@ -143,24 +157,56 @@ def _block_decoder(x: HostArray, values: HostArray, to: Dtype, shape: Shape) -> 
 def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
     numbers = pad_tiles(x.ravel(), TILE).reshape(-1, INT8_BLOCK)
     narrow = numbers.astype(FLOAT32)
-    scales = np.abs(narrow).max(1) * FLOAT32.type(1 / 127)
-    scales = np.maximum(scales, FLOAT32.type(INT8_LEAST_SCALE)).astype(BFLOAT16)
-    is_finite = np.isfinite(narrow).all(1, keepdims=True)
-    scales[~is_finite.ravel()] = np.nan
-    codes = np.rint(narrow * (1 / scales.astype(FLOAT32))[:, None])
-    codes = np.where(is_finite, np.clip(codes, -127, 127), 0).astype(np.int8)
-    if keep_sign:
-        lost = (codes == 0) & (numbers != 0) & is_finite
-        codes[lost] = np.where(np.signbit(numbers[lost]), -1, 1)
+    largest = np.abs(narrow).max(1)
+    codes, scales = _integers(numbers, narrow, largest, 127, keep_sign)
+    lost = np.flatnonzero(~np.isfinite(largest))
+    if lost.size:
+        codes[lost], scales[lost] = _integers_of_nonfinite(numbers[lost], narrow[lost], keep_sign)
     return _to_tiles(scales, codes, x.size)
+
+
+def _integers_of_nonfinite(
+    numbers: HostArray, narrow: HostArray, keep_sign: bool
+) -> tuple[HostArray, HostArray]:
+    """Codes and scales of blocks with infinities or NaNs: integers beside them are 126 at most."""
+    size = np.abs(narrow)
+    is_finite = np.isfinite(size)
+    largest = np.max(size, 1, where=is_finite, initial=0)
+    finite = np.where(is_finite, narrow, 0)
+    codes, scales = _integers(np.where(is_finite, numbers, 0), finite, largest, 126, keep_sign)
+    infinity = np.where(narrow > 0, INFINITY_OF_INT8, -INFINITY_OF_INT8)
+    codes = np.where(is_finite, codes, np.where(np.isnan(narrow), NAN_OF_INT8, infinity))
+    return codes, -scales
+
+
+def _integers(
+    numbers: HostArray, narrow: HostArray, largest: HostArray, most: int, keep_sign: bool
+) -> tuple[HostArray, HostArray]:
+    """Codes of blocks, up to `most`, and their scales. narrow: numbers in float32."""
+    scales = largest * FLOAT32.type(1 / most)
+    scales = np.maximum(scales, FLOAT32.type(INT8_LEAST_SCALE)).astype(BFLOAT16)
+    codes = np.rint(narrow * (1 / scales.astype(FLOAT32))[:, None])
+    codes = np.clip(codes, -most, most, out=codes).astype(np.int8)
+    if keep_sign:
+        lost = (codes == 0) & (numbers != 0)
+        codes[lost] = np.where(np.signbit(numbers[lost]), -1, 1)
+    return codes, scales
 
 
 @quiet
 def gist_int8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     scales, codes, n = _from_tiles(x, INT8_BLOCK, BFLOAT16)
     is_normal = scales.view(np.uint16) & 0x7F80 != 0
-    factors = np.where(is_normal, scales.astype(FLOAT32), FLOAT32.type(0))
-    decoded = codes.view(np.int8).astype(FLOAT32) * factors[:, :, None]
+    factors = np.abs(np.where(is_normal, scales.astype(FLOAT32), FLOAT32.type(0)))
+    codes = codes.view(np.int8)
+    decoded = codes.astype(FLOAT32) * factors[:, :, None]
+    lost = np.nonzero(np.signbit(scales))
+    if lost[0].size:
+        of_lost, in_lost = codes[lost], decoded[lost]
+        in_lost[np.abs(of_lost) == INFINITY_OF_INT8] = np.inf
+        in_lost[of_lost == -INFINITY_OF_INT8] = -np.inf
+        in_lost[of_lost == NAN_OF_INT8] = np.nan
+        decoded[lost] = in_lost
     return _first_elements(
         put_nan(decoded.astype(to), np.isnan(decoded), np.zeros(decoded.shape, bool)).ravel()[:n],
         shape,

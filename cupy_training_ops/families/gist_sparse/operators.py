@@ -246,7 +246,7 @@ class GistSparseMsfp15Encoder(_Msfp15, SparseEncoder):
     """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight.
 
     The last two boxes of a tile are completed by zeros. GistPackMsfp15Encoder says what a box
-    becomes, also with keep_sign; one that is not finite becomes zeros.
+    becomes, also with keep_sign; infinities and NaN are kept, as with its keep_nonfinite.
 
     Memory: a workspace of 12 bytes a tile and 32 more.
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -47,8 +47,8 @@ def _fp10() -> Values:
 
 
 def _msfp15(keep_sign: bool = False) -> Values:
-    encode = partial(gist_pack_msfp15_encoder, keep_nonfinite=False, keep_sign=keep_sign)
-    decode = partial(gist_pack_msfp15_decoder, shape=None, keep_nonfinite=False)
+    encode = partial(gist_pack_msfp15_encoder, keep_nonfinite=True, keep_sign=keep_sign)
+    decode = partial(gist_pack_msfp15_decoder, shape=None, keep_nonfinite=True)
     return Values(MSFP15_GROUP, encode, lambda code, to: decode(code, to=to))
 
 
@@ -92,12 +92,14 @@ def _encode(x: HostArray, values: Values) -> HostArray:
 
 def _sparse(flat: HostArray, values: Values) -> HostArray:
     tile = TILE_NBYTES // flat.dtype.itemsize
-    mask: HostArray = np.any(flat.view(np.uint8).reshape(flat.size, -1), axis=1)
+    mask = _has_bits(flat)
     counts = _counts(mask, tile)
     groups = -(-counts // values.group)
     packed = np.zeros(int(groups.sum()) * values.group, flat.dtype)
     begins = values.group * (np.cumsum(groups) - groups)
-    packed[_places(counts, begins)] = flat[mask]
+    given = flat[mask]
+    for part, place in _runs(counts, begins):
+        packed[place] = given[part]
     bits = np.packbits(pad_tiles(mask, 128), bitorder="little")
     first = layout(flat.size, flat.dtype.itemsize, values.group).values
     starts = first + GROUP_NBYTES * (np.cumsum(groups) - groups)
@@ -144,7 +146,11 @@ def _scatter(y: HostArray, code: HostArray, values: Values) -> HostArray:
     counts[~sound] = 0
     coded = code[first : code.size - (code.size - first) % GROUP_NBYTES].copy()
     begins = (starts - first) // GROUP_NBYTES * values.group
-    y[mask] = values.decode(coded, y.dtype)[_places(counts, begins)]
+    decoded = values.decode(coded, y.dtype)
+    own = np.empty(int(counts.sum()), y.dtype)
+    for part, place in _runs(counts, begins):
+        own[part] = decoded[place]
+    y[mask] = own
     return of_element
 
 
@@ -158,7 +164,17 @@ def _counts(mask: HostArray, tile: int) -> HostArray:
     return np.add.reduceat(mask, starts, dtype=np.int64) if mask.size else starts
 
 
-def _places(counts: HostArray, begins: HostArray) -> HostArray:
-    """Places of all tiles' values; tile t has counts[t] of them, from begins[t] on."""
-    skipped = begins - (np.cumsum(counts) - counts)
-    return np.asarray(np.arange(counts.sum()) + np.repeat(skipped, counts))
+def _runs(counts: HostArray, begins: HostArray) -> Iterator[tuple[slice, slice]]:
+    """Yield where each tile's values are among all values, and among those of whole groups."""
+    ends = np.cumsum(counts)
+    for first, last, begin in zip(
+        *(a.tolist() for a in (ends - counts, ends, begins)), strict=True
+    ):
+        yield slice(first, last), slice(begin, begin + last - first)
+
+
+def _has_bits(flat: HostArray) -> HostArray:
+    """True for each element of which any bit is 1."""
+    if flat.itemsize <= 8:
+        return np.asarray(flat.view(f"u{flat.itemsize}") != 0)
+    return np.asarray(np.any(flat.view(np.uint8).reshape(flat.size, -1), axis=1))

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: MIT
 """Layer normalisations and their gradients in NumPy. Formulas: `operators.py`.
 
-Everything is computed in float64 and rounded once, some rows at a time: what NumPy makes of them
-stays in the cache.
+Rows of large arrays are computed in float32, all others and those that float32 does not hold in
+float64, and so are sums over rows. What NumPy makes of some rows at a time stays in the cache.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from ...dtypes import FLOAT64, Dtype, HostArray
+from ...dtypes import FLOAT32, FLOAT64, Dtype, HostArray
+from ...rules.pieces import PIECE, column_sums, line_sums, place_for, put, working_type
 from ...rules.widening import cast, computed_in, in_range, quiet, round_number
 
-_PIECE = 32_768  # elements
+_LEAST = 1e-30  # a variance that float32's squares add up to with all digits
 
 
 def layer_normalization(
@@ -50,11 +51,14 @@ def layer_normalization_grad(
 ) -> tuple[HostArray, HostArray, HostArray]:
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_dev, x.dtype)
-    wide_mean = _wide(mean).reshape(-1, 1)
-    for piece in rows.pieces():
-        distance = _wide(rows.matrix(x)[piece]) - wide_mean[piece]
-        gradient.add(piece, distance * gradient.inv_std[piece], is_centred=True)
-    return gradient.results()
+    matrix, means = rows.matrix(x), mean.reshape(-1, 1)
+
+    def x_hat(which: Which, kind: Dtype) -> HostArray:
+        distance = _as(matrix[which], kind) - _as(means[which], kind)
+        distance *= _as(gradient.inv_std[which], kind)
+        return distance
+
+    return gradient.of(x_hat, is_centred=True)
 
 
 @quiet
@@ -63,10 +67,12 @@ def simplified_layer_normalization_grad(
 ) -> tuple[HostArray, HostArray]:
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, x.dtype)
-    for piece in rows.pieces():
-        x_hat = _wide(rows.matrix(x)[piece]) * gradient.inv_std[piece]
-        gradient.add(piece, x_hat, is_centred=False)
-    return gradient.results()[:2]
+    matrix = rows.matrix(x)
+
+    def x_hat(which: Which, kind: Dtype) -> HostArray:
+        return _as(matrix[which], kind) * _as(gradient.inv_std[which], kind)
+
+    return gradient.of(x_hat, is_centred=False)[:2]
 
 
 @quiet
@@ -82,12 +88,20 @@ def invertible_layer_normalization_grad(
 ) -> tuple[HostArray, HostArray, HostArray]:
     rows = _Rows.of(y, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, output_type or y.dtype)
-    shift, known = _wide(bias).reshape(-1), gradient.scale != 0
+    matrix, shift, known = rows.matrix(y), bias.reshape(-1), gradient.scale != 0
     divisor = np.where(known, gradient.scale, 1)
-    for piece in rows.pieces():
-        x_hat = np.where(known, (_wide(rows.matrix(y)[piece]) - shift) / divisor, 0)
-        gradient.add(piece, x_hat, is_centred=True)
-    return gradient.results()
+
+    def x_hat(which: Which, kind: Dtype) -> HostArray:
+        distance = _as(matrix[which], kind) - _as(shift, kind)
+        distance /= divisor  # small ones cost float32 digits
+        np.copyto(distance, 0, where=~known)
+        return distance
+
+    return gradient.of(x_hat, is_centred=True, in_float32=False)
+
+
+Which = slice | HostArray  # rows
+Normalised = Callable[[Which, Dtype], HostArray]  # a new array of these rows, normalised
 
 
 class _Rows(NamedTuple):
@@ -110,7 +124,7 @@ class _Rows(NamedTuple):
 
     def pieces(self) -> Iterator[slice]:
         """Some rows after the other."""
-        step = max(1, _PIECE // max(1, self.length))
+        step = max(1, PIECE // max(1, self.length))
         return (slice(start, start + step) for start in range(0, self.n_rows, step))
 
 
@@ -126,19 +140,56 @@ def _normalize(
     """Y, mean and inv_std."""
     y = np.empty((rows.n_rows, rows.length), scale.dtype)
     mean, inv_std = np.zeros((rows.n_rows, 1)), np.empty((rows.n_rows, 1))
-    wide_scale, shift = _wide(scale).reshape(-1), 0 if bias is None else _wide(bias).reshape(-1)
-    n = max(1, rows.length)
+    wide_scale = _wide(scale).reshape(-1)
+    shift = np.zeros(1) if bias is None else _wide(bias).reshape(-1)
+    eps = float(round_number(epsilon, x.dtype))
+    matrix = rows.matrix(x)
     for piece in rows.pieces():
-        distance = _wide(rows.matrix(x)[piece])
+        rest: HostArray = np.arange(piece.start, min(piece.stop, rows.n_rows))
+        if working_type(x) == FLOAT32:
+            narrow = matrix[piece].astype(FLOAT32, copy=False)
+            distance, variance = _distances(narrow, is_centred, mean[piece])
+            inv_std[piece] = 1 / np.sqrt(variance + eps)
+            of_y = y[piece]
+            result = place_for(of_y, FLOAT32)
+            np.multiply(distance, inv_std[piece].astype(FLOAT32), out=result)
+            result *= wide_scale.astype(FLOAT32)
+            if bias is not None:
+                result += shift.astype(FLOAT32)
+            put(of_y, result)
+            rest = rest[~(np.isfinite(variance) & (variance + eps >= _LEAST)).ravel()]
+        if not rest.size:
+            continue
+        distance = _wide(matrix[rest])
         if is_centred:
-            mean[piece] = distance.sum(1, keepdims=True) / n
-            distance = distance - mean[piece]
-        variance = in_range(np.einsum("ij,ij->i", distance, distance), x.dtype) / n
-        inv_std[piece, 0] = 1 / np.sqrt(variance + float(round_number(epsilon, x.dtype)))
-        y[piece] = cast(distance * inv_std[piece] * wide_scale + shift, y.dtype)
+            mean[rest] = distance.sum(1, keepdims=True) / max(1, rows.length)
+            distance = distance - mean[rest]
+        squares = in_range(np.einsum("ij,ij->i", distance, distance), x.dtype)
+        inv_std[rest, 0] = 1 / np.sqrt(squares / max(1, rows.length) + eps)
+        y[rest] = cast(distance * inv_std[rest] * wide_scale + shift, y.dtype)
     u = computed_in(x.dtype)
     statistics = [statistic.reshape(rows.statistics).astype(u) for statistic in (mean, inv_std)]
     return y.reshape(x.shape), statistics[0], statistics[1]
+
+
+def _distances(x: HostArray, is_centred: bool, mean: HostArray) -> tuple[HostArray, HostArray]:
+    """Distances of rows from their means, in float32, and variances; writes the means.
+
+    A mean in float32 is off by its rounding, so the mean of the distances from it is added, and
+    taken off where they show it.
+    """
+    n = max(1, x.shape[1])
+    if not is_centred:
+        return x, _wide(line_sums(np.square(x))) / n
+    about = line_sums(x) / FLOAT32.type(n)
+    distance = x - about
+    more = _wide(line_sums(distance)) / n
+    variance = _wide(line_sums(np.square(distance))) / n - np.square(more)
+    mean[...] = about + more
+    if (np.abs(more) > 2.0**-25 * np.sqrt(variance)).any():
+        distance -= more.astype(FLOAT32)
+        variance = _wide(line_sums(np.square(distance))) / n
+    return distance, variance
 
 
 class _Gradient:
@@ -152,29 +203,51 @@ class _Gradient:
         self.scale = _wide(scale).reshape(-1)
         self.inv_std = _wide(inv_std).reshape(-1, 1)
         self._x_grad = np.empty((rows.n_rows, rows.length), t)
-        self._sums = np.zeros((2, rows.length))
         self._parameter, self._shape = scale, y_grad.shape
 
     @quiet
-    def add(self, piece: slice, x_hat: HostArray, is_centred: bool) -> None:
-        """Some rows, of which x^ is known."""
-        dy, inv_std, n = _wide(self.y_grad[piece]), self.inv_std[piece], self.rows.length
-        h = dy * self.scale
-        slope = np.einsum("ij,ij->i", h, x_hat)[:, None] / n
-        if is_centred:
-            h -= h.sum(1, keepdims=True) / n
-        h -= x_hat * slope
-        self._x_grad[piece] = cast(inv_std * h, self._x_grad.dtype)
-        self._sums[0] += np.einsum("ij,ij->j", dy, x_hat)
-        self._sums[1] += dy.sum(0)
-
-    @quiet
-    def results(self) -> tuple[HostArray, HostArray, HostArray]:
-        """The gradients of X, scale and bias."""
+    def of(
+        self, x_hat: Normalised, is_centred: bool, in_float32: bool = True
+    ) -> tuple[HostArray, HostArray, HostArray]:
+        """Return the gradients of X, scale and bias."""
+        sums = np.zeros((2, self.rows.length))
+        in_float32 &= working_type(self._x_grad) == FLOAT32
+        for piece in self.rows.pieces():
+            if in_float32:
+                found, finite = self._of_rows(piece, x_hat(piece, FLOAT32), is_centred)
+            if not in_float32 or not np.isfinite(found).all():
+                found, finite = self._of_rows(piece, x_hat(piece, FLOAT64), is_centred)
+            elif not finite.all():
+                lost = piece.start + np.flatnonzero(~finite)
+                self._of_rows(lost, x_hat(lost, FLOAT64), is_centred)
+            sums += found
         scale = self._parameter
-        sums = [cast(each, scale.dtype).reshape(scale.shape) for each in self._sums]
-        return self._x_grad.reshape(self._shape), sums[0], sums[1]
+        of_scale, of_bias = (cast(each, scale.dtype).reshape(scale.shape) for each in sums)
+        return self._x_grad.reshape(self._shape), of_scale, of_bias
+
+    def _of_rows(
+        self, which: Which, x_hat: HostArray, is_centred: bool
+    ) -> tuple[HostArray, HostArray]:
+        """Write the gradients of some rows of X; sums over them, and which rows are finite."""
+        kind, n = x_hat.dtype, self.rows.length
+        dy, inv_std = _as(self.y_grad[which], kind), _as(self.inv_std[which], kind)
+        h = dy * _as(self.scale, kind)
+        products = np.multiply(h, x_hat)
+        slope = line_sums(products) / kind.type(n)
+        if is_centred:
+            h -= line_sums(h) / kind.type(n)
+        sums = np.stack([column_sums(np.multiply(dy, x_hat, out=products)), column_sums(dy)])
+        x_hat *= slope
+        h -= x_hat
+        h *= inv_std
+        self._x_grad[which] = h if h.dtype == self._x_grad.dtype else cast(h, self._x_grad.dtype)
+        finite: HostArray = np.isfinite(slope * inv_std).ravel() & np.isfinite(h[:, :1]).ravel()
+        return sums, finite
 
 
 def _wide(x: HostArray) -> HostArray:
     return x.astype(FLOAT64, copy=False)
+
+
+def _as(x: HostArray, kind: Dtype) -> HostArray:
+    return x.astype(kind, copy=False)

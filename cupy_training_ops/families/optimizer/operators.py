@@ -6,8 +6,11 @@ that is written. NaN and infinities in gradients get into the weights unless an 
 False skips the step, which then changes nothing. So does a learning rate that is not finite, or a
 loss scale that is not finite and above 0, where it is in an array; as numbers they are refused.
 
-A launch over a list takes as many tensors as its parameters have room for: 132 in place, fewer with
-outputs of their own. Empty tensors are skipped.
+bfloat16 weights of a list may be rounded at random (rounding_seed): up as often as they are nearer
+to what is above, by Philox 4x32-10, of seed, step and place in the array alone.
+
+A launch over a list takes as many tensors as its parameters have room for: 132 in place, 88 with
+momentum, fewer with outputs of their own. Empty tensors are skipped.
 """
 
 from __future__ import annotations
@@ -17,15 +20,38 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ...call.op import Op
-from ...declare.schema import Changing, Inferred, Input, Output, Spec, attribute, one_of
+from ...declare.schema import (
+    Changing,
+    Inferred,
+    Input,
+    Output,
+    Spec,
+    attribute,
+    boolean,
+    finite,
+    one_of,
+    optional,
+)
 from ...declare.type_rows import TypeRows, Types
-from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
-from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
+from ...dtypes import BOOL, FLOAT64, FLOATS, INT64, Dtype
+from ...plan import (
+    VEC_NBYTES,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    ScratchMemory,
+    by_value,
+    ceil_div,
+    slots,
+)
 from ...planning import step as common
 from ...planning.multi_tensor import Columns, l2_norm, one_or_more_batches
 from ...rules.widening import computed_in
-from .facts import CHUNK_NBYTES, ONE_LIST, STEP_NBYTES, THREADS, TWO_LISTS, VECS
+from .facts import CHUNK_NBYTES, ONE_LIST, STEP_NBYTES, THREADS, TWO_LISTS, VECS, SGDRule
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
@@ -78,15 +104,40 @@ class SGDOptimizer(Op):
 ROWS = ("float32 float32", "float32 H", "H H", "float64 float64")
 
 
+def _rule(
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    weight_decay: float = 0.0,
+    *,
+    nesterov: bool = False,
+    maximize: bool = False,
+    seed: int | None = None,
+) -> np.void:
+    """The kernels' SGDRule."""
+    return by_value(
+        SGDRule,
+        momentum=momentum,
+        dampening=dampening,
+        weight_decay=weight_decay,
+        seed=seed or 0,
+        nesterov=nesterov,
+        maximize=maximize,
+        rounds_at_random=seed is not None,
+    )
+
+
 def _sgd(
     inputs: Sequence[Any], outputs: Sequence[Any], numbers: Args, signalled: Spec | None
 ) -> Plan:
-    """A step over weights, gradients and low-precision weights; the signal is the last number."""
-    w, g, mixed = inputs
-    mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, outputs[1])
-    columns = Columns.of((w, g, mixed), {0: outputs[0], 2: new_mixed}, 2 * TWO_LISTS)
+    """A step over weights, gradients, low-precision weights, momenta; the last number signals."""
+    w, g, mixed, momenta = inputs
+    new_w, new_mixed, new_momenta = outputs
+    mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, new_mixed)
+    written = {0: new_w, 2: new_mixed, 3: new_momenta or ()}
+    columns = Columns.of((w, g, mixed, momenta or ()), written, 2 * TWO_LISTS)
     sizes, chunk = [spec.size for spec in w], STEP_NBYTES // w[0].dtype.itemsize
-    launch = partial(_launch, "optimizer__sgd", w=w[0].dtype, grad=g[0].dtype)
+    symbol = "optimizer__sgd" if momenta is None else "optimizer__sgd_momentum"
+    launch = partial(_launch, symbol, w=w[0].dtype, grad=g[0].dtype)
     steps = common.over_lists(columns, sizes, chunk, TWO_LISTS, launch, *numbers, is_bfloat16)
     return steps.then(common.pass_signal(numbers[-1], signalled))
 
@@ -124,18 +175,20 @@ class SGDOptimizerV2(Op):
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         lr, w, g, update, updated, new_w = specs
-        numbers = (lr, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
-        return _sgd((w, g, None), (new_w, None), numbers, updated)
+        numbers = (_rule(), lr, 0, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
+        return _sgd((w, g, None, None), (new_w, None, None), numbers, updated)
 
 
 class SGDOptimizerList(Op):
-    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i] / d, in place.
+    """Gradient descent over a list: weights[i] = weights[i] - lr g, in place; g = gradients[i] / d.
 
     d is the loss scale s; where the norm n of the gradients is given and above s max_norm, it is
     n / max_norm, so that the unscaled gradients are clipped to max_norm. A norm that is NaN clips
-    nothing. mixed_precision_weights get the new weights too, rounded once; what they held does not
-    matter. Both are updated whatever `outputs=` names. The step is also skipped where lr is in an
-    array and not finite, or loss_scale in an array and not finite and above 0.
+    nothing. With weight_decay, g = gradients[i] / d + weight_decay weights[i]; maximize: the
+    gradient's negative is in its place. mixed_precision_weights get the new weights too, rounded
+    once; what they held does not matter. Both are updated whatever `outputs=` names. The step is
+    also skipped where lr is in an array and not finite, or loss_scale in an array and not finite
+    and above 0.
 
     Source: this package; ONNX Runtime has no gradient descent that scales, clips or rounds.
     """
@@ -143,7 +196,7 @@ class SGDOptimizerList(Op):
     detaches = True
 
     domain = "cupy_training_ops"
-    inputs = (
+    inputs: ClassVar[tuple[Input, ...]] = (
         common.number("lr", "T1", "the learning rate"),
         common.weights("S_WEIGHT"),
         *common.lists("S_GRAD", "gradients"),
@@ -157,6 +210,8 @@ class SGDOptimizerList(Op):
         common.list_output("updated_weights", "weights", "S_WEIGHT"),
         common.list_output("updated_mixed_precision_weights", "mixed_precision_weights", "S_MIXED"),
     )
+    weight_decay = attribute(finite, 0.0)
+    maximize = attribute(boolean, False)
     types: ClassVar[Types] = TypeRows(
         "T1 S_WEIGHT S_GRAD S_MIXED T_LOSS_SCALE T_GRAD_NORM T_MAX_NORM",
         *ROWS,
@@ -171,18 +226,87 @@ class SGDOptimizerList(Op):
         common.refuse_none(self.name, "weights", w)
         common.refuse_other_shapes(self.name, "gradients", g, "weights", w)
         common.refuse_other_shapes(self.name, "mixed_precision_weights", mixed, "weights", w)
-        return common.signal(numbers[-1]), w, mixed
+        return common.signal(numbers[3]), w, mixed
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        lr, w, g, mixed, loss_scale, norm, max_norm, update, updated, new_w, new_mixed = specs
+        lr, w, g, mixed, loss_scale, norm, max_norm, update, *others = specs[: -len(self.outputs)]
+        updated, new_w, new_mixed, *new = specs[-len(self.outputs) :]
+        step, momenta = others or (0, None)
+        new_step, new_momenta = new or (None, None)
         numbers = (
+            self.rule(),
             lr,
+            step,
             common.value_or(loss_scale, 1.0),
             common.value_or(norm, common.ABSENT_NORM),
             common.value_or(max_norm, math.inf),
             common.value_or(update, True),
         )
-        return _sgd((w, g, mixed), (new_w, new_mixed), numbers, updated)
+        steps = _sgd((w, g, mixed, momenta), (new_w, new_mixed, new_momenta), numbers, updated)
+        count = partial(_launch, "optimizer__count", w=w[0].dtype, grad=g[0].dtype)
+        counted = new_step if isinstance(step, Spec) else None
+        return steps.then(common.count_step(count, lr, step, numbers[3], update, counted))
+
+    def rule(self, *rates: float) -> np.void:
+        """The kernels' SGDRule of the attributes; a rate in place of weight_decay."""
+        (weight_decay,) = rates or (self.weight_decay,)
+        return _rule(weight_decay=weight_decay, maximize=self.maximize)
+
+
+class SGDMomentumList(SGDOptimizerList):
+    """Descent with momentum over a list: weights[i] = weights[i] - lr b, in place.
+
+    b = momentum momenta[i] + (1 - dampening) g is the new momentum, in step 1 b = g, with g as in
+    SGDOptimizerList. With nesterov weights[i] - lr (g + momentum b). This is PyTorch's SGD. A step
+    that is skipped changes nothing, and is not counted. Momenta are float32, those of float64
+    weights float64; they and the step are updated whatever `outputs=` names.
+
+    Source: this package; Sutskever et al., On the importance of initialization and momentum in
+    deep learning.
+    """
+
+    inputs = (
+        *SGDOptimizerList.inputs,
+        common.step_input("step", "T_STEP"),
+        *common.lists("S_MOMENTUM", "momenta"),
+    )
+    outputs: ClassVar[tuple[Output, ...]] = (
+        *SGDOptimizerList.outputs,
+        common.step_output("new_step", "step", "T_STEP"),
+        common.list_output("updated_momenta", "momenta", "S_MOMENTUM"),
+    )
+    momentum = attribute(common.not_negative, 0.9)
+    dampening = attribute(finite, 0.0)
+    nesterov = attribute(boolean, False)
+    rounding_seed = attribute(
+        optional(common.seed), None, doc="of bfloat16 weights; None: to nearest even"
+    )
+    types: ClassVar[Types] = TypeRows(
+        "T1 S_WEIGHT S_GRAD S_MIXED T_LOSS_SCALE T_GRAD_NORM T_MAX_NORM T_STEP S_MOMENTUM",
+        *(f"{row} {'float64' if 'float64' in row else 'float32'}" for row in ROWS),
+        free=dict.fromkeys(("T1", "T_LOSS_SCALE", "T_GRAD_NORM", "T_MAX_NORM"), FLOATS)
+        | {"S_MIXED": common.HALVES, "T_STEP": (INT64,)},
+        H=common.HALVES,
+    )
+
+    def infer(
+        self, lr: object, w: Specs, g: Specs, mixed: Any, *numbers: Any
+    ) -> tuple[Inferred, ...]:
+        *others, step, momenta = numbers
+        inferred = super().infer(lr, w, g, mixed, *others)
+        common.refuse_other_shapes(self.name, "momenta", momenta, "weights", w)
+        if self.rounding_seed is not None:
+            common.refuse_rounding(self.name, w[0].dtype)
+        return *inferred, common.new_step(self.name, "step", step, others[3]), momenta
+
+    def rule(self, *rates: float) -> np.void:
+        """The kernels' SGDRule of the attributes; three rates in place of as many of them."""
+        return _rule(
+            *(rates or (self.momentum, self.dampening, self.weight_decay)),
+            nesterov=self.nesterov,
+            maximize=self.maximize,
+            seed=self.rounding_seed,
+        )
 
 
 # ---- norms of gradients --------------------------------------------------------------------------
@@ -272,6 +396,7 @@ class InplaceClipGradNorm(Op):
 OPS = {
     "GradientNorm": GradientNorm,
     "InplaceClipGradNorm": InplaceClipGradNorm,
+    "SGDMomentumList": SGDMomentumList,
     "SGDOptimizer": SGDOptimizer,
     "SGDOptimizerList": SGDOptimizerList,
     "SGDOptimizerV2": SGDOptimizerV2,

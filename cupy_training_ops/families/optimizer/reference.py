@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from ...dtypes import HostArray
-from ...rules.step import can_be_made, gradient_divisor, number
+from ...rules.step import can_be_made, count_step, gradient_divisor, number, rounded_weights
 from ...rules.widening import cast, computed_in, quiet, wide
 from ..reduction import reference as reduction
 
@@ -18,11 +18,27 @@ Lists = tuple[HostArray | None, ...]
 Number = Any  # a Python number, or an array of one element
 
 
+class Rule(TypedDict):
+    """Attributes of SGDOptimizerList."""
+
+    weight_decay: float
+    maximize: bool
+
+
+class MomentumRule(Rule, total=False):
+    """Attributes of SGDMomentumList."""
+
+    momentum: float
+    dampening: float
+    nesterov: bool
+    rounding_seed: int | None
+
+
 @quiet
 def sgd_optimizer(eta: Number, w: HostArray, g: HostArray) -> tuple[HostArray, HostArray]:
     if not can_be_made(eta):
         return w, g
-    new_w, delta = _descend(w, g, number(eta), 1.0)
+    new_w, delta = _descend(w, g, number(eta))
     return cast(new_w, w.dtype), cast(delta, g.dtype)
 
 
@@ -32,7 +48,8 @@ def sgd_optimizer_v2(
     gradients: Sequence[HostArray],
     update_signal: Number = None,
 ) -> tuple[HostArray, Lists]:
-    return sgd_optimizer_list(lr, weights, gradients, update_signal=update_signal)[:2]
+    rule = Rule(weight_decay=0.0, maximize=False)
+    return sgd_optimizer_list(lr, weights, gradients, update_signal=update_signal, **rule)[:2]
 
 
 @quiet
@@ -45,26 +62,74 @@ def sgd_optimizer_list(
     gradient_norm: Number = None,
     max_norm: Number = None,
     update_signal: Number = None,
+    **rule: Unpack[Rule],
 ) -> tuple[HostArray, Lists, Lists | None]:
+    return sgd_momentum_list(
+        lr, weights, gradients, mixed_precision_weights, loss_scale, gradient_norm, max_norm,
+        update_signal, **rule,
+    )[:3]  # fmt: skip
+
+
+@quiet
+def sgd_momentum_list(
+    lr: Number,
+    weights: Sequence[HostArray],
+    gradients: Sequence[HostArray],
+    mixed_precision_weights: Sequence[HostArray | None] | None = None,
+    loss_scale: Number = None,
+    gradient_norm: Number = None,
+    max_norm: Number = None,
+    update_signal: Number = None,
+    step: Number = None,
+    momenta: Sequence[HostArray] | None = None,
+    **rule: Unpack[MomentumRule],
+) -> tuple[HostArray, Lists, Lists | None, HostArray, Lists | None]:
     update = np.full(np.shape(update_signal), number(update_signal) != 0)
     mixed = mixed_precision_weights or [None] * len(weights)
-    if not (number(update_signal) and can_be_made(lr, loss_scale)):
-        return update, tuple(weights), tuple(mixed)
+    is_made = bool(number(update_signal)) and can_be_made(lr, loss_scale)
+    before, new_step = count_step(step, is_made)
+    if not is_made:
+        return update, tuple(weights), mixed_precision_weights, new_step, momenta  # type: ignore[return-value]
     divisor = gradient_divisor(loss_scale, gradient_norm, number(max_norm, np.inf))
+    divisor = -divisor if rule["maximize"] else divisor
+    buffers: Sequence[HostArray | None] = momenta or [None] * len(weights)
+    directions = [
+        _direction(w, g, m, divisor, before, rule)
+        for w, g, m in zip(weights, gradients, buffers, strict=True)
+    ]
     rate = number(lr)
-    pairs = zip(weights, gradients, strict=True)
-    descended = [_descend(w, g, rate, divisor)[0] for w, g in pairs]
-    new_weights = [cast(x, w.dtype) for x, w in zip(descended, weights, strict=True)]
+    descended = [_descend(w, u, rate)[0] for w, (u, _) in zip(weights, directions, strict=True)]
+    new_weights = rounded_weights(descended, weights, rule.get("rounding_seed"), before)
     copies = [c if c is None else cast(x, c.dtype) for x, c in zip(descended, mixed, strict=True)]
-    return update, tuple(new_weights), tuple(copies)
+    new_momenta = None if momenta is None else tuple(b for _, b in directions)
+    new_mixed = None if mixed_precision_weights is None else tuple(copies)
+    return update, new_weights, new_mixed, new_step, new_momenta
 
 
-def _descend(
-    w: HostArray, g: HostArray, rate: float, divisor: float
+def _direction(
+    w: HostArray,
+    g: HostArray,
+    momentum: HostArray | None,
+    divisor: float,
+    step: int,
+    rule: MomentumRule,
 ) -> tuple[HostArray, HostArray]:
+    """Direction of the weights, and the new momentum, in the type that is computed in."""
+    kind = computed_in(w.dtype)
+    g = g.astype(kind) / kind.type(divisor)
+    if rule["weight_decay"]:
+        g = g + kind.type(rule["weight_decay"]) * w.astype(kind)
+    if momentum is None:
+        return g, g
+    factor = kind.type(rule["momentum"])
+    new = g if step <= 1 else factor * momentum + kind.type(1 - rule["dampening"]) * g
+    return (g + factor * new if rule["nesterov"] else new), new
+
+
+def _descend(w: HostArray, u: HostArray, rate: float) -> tuple[HostArray, HostArray]:
     """New weights, and what was added to them, in the type that is computed in."""
     kind = computed_in(w.dtype)
-    delta = -kind.type(rate) * (g.astype(kind) / kind.type(divisor))
+    delta = -kind.type(rate) * u.astype(kind)
     return w.astype(kind) + delta, delta
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, INT64, dtype_name
+from ...rules.widening import computed_in
 from ...samples import SHAPES, Generator, Sample, Shape
 from ..gradient.samples import LISTS, ORDINARY, special
 from ..tensor.samples import values
@@ -19,6 +20,13 @@ PAIRS = (
     (FLOAT32, FLOAT32), (FLOAT32, FLOAT16), (FLOAT32, BFLOAT16), (FLOAT16, FLOAT16),
     (BFLOAT16, BFLOAT16), (FLOAT64, FLOAT64),
 )  # fmt: skip
+
+
+DESCENTS: tuple[dict[str, Any], ...] = (
+    {"weight_decay": 0.1, "nesterov": True},
+    {"dampening": 0.5, "maximize": True},
+    {"momentum": 0.5, "weight_decay": 0.1},
+)
 
 
 def one(value: Any, dtype: Any, shape: Shape = (1,)) -> Any:
@@ -141,6 +149,47 @@ def _sgd_list() -> Iterator[Sample]:
         make = partial(_full_step, w=FLOAT32, g=FLOAT16, copy=BFLOAT16, numbers=numbers)
         yield Sample(name, f"float32-float16-signal-{label}", make)
     yield Sample(name, "float32-float32-alone", partial(_list_step, w=FLOAT32, g=FLOAT32))
+    for w, g in PAIRS[::2]:
+        make = partial(_list_step, w=w, g=g)
+        mode = {"weight_decay": 0.1, "maximize": w == FLOAT32}
+        yield Sample(name, f"{dtype_name(w)}-{dtype_name(g)}-decayed", make, mode)
+
+
+def _sgd_momentum() -> Iterator[Sample]:
+    name = "SGDMomentumList"
+    for i, (w, g) in enumerate(PAIRS):
+        types, (label, scale, norm) = f"{dtype_name(w)}-{dtype_name(g)}", SCALES[i]
+        kinds = [FLOATS[(i + k) % 4] for k in range(4)]
+        lr, *scales = map(one, (0.5, scale, norm, 1.5), kinds)
+        numbers = lr, *scales, one(i % 5, bool), one(i + 1, INT64)
+        make = partial(_momentum_step, w=w, g=g, copy=(FLOAT16, BFLOAT16)[i % 2], numbers=numbers)
+        yield Sample(name, f"{types}-ordinary-{label}", make, DESCENTS[i % 3])
+        numbers = 0.5, 8.0, 96.0, 1.5, bool(i % 3), i + 1
+        make = partial(_momentum_step, w=w, g=g, numbers=numbers)
+        yield Sample(name, f"{types}-ordinary", make, DESCENTS[(i + 1) % 3])
+    numbers = one(0.5, FLOAT16), None, None, None, one(True, bool), one(2, INT64)
+    for i, (label, shapes, offset) in enumerate(LISTS):
+        w, g = PAIRS[i % len(PAIRS)]
+        make = partial(_momentum_step, w=w, g=g, shapes=shapes, numbers=numbers)
+        mode = DESCENTS[(i + 1) % 3]
+        yield Sample(name, f"{dtype_name(w)}-{dtype_name(g)}-{label}", make, mode, offset)
+        make = partial(_momentum_step, w=BFLOAT16, g=BFLOAT16, shapes=shapes, numbers=numbers)
+        mode = mode | {"rounding_seed": i}
+        yield Sample(name, f"bfloat16-{label}-seeded", make, mode, offset)
+
+
+def _momentum_step(
+    rng: Generator,
+    w: Any,
+    g: Any,
+    numbers: tuple[Any, ...],
+    copy: Any = None,
+    shapes: tuple[Shape, ...] = ORDINARY,
+) -> tuple[Any, ...]:
+    lr, *others = numbers
+    copies = None if copy is None else holes(rng, shapes, copy)
+    momenta = arrays(rng, shapes, computed_in(w))
+    return lr, arrays(rng, shapes, w), arrays(rng, shapes, g), copies, *others, momenta
 
 
 def _norms(name: str, attributes: dict[str, Any]) -> Iterator[Sample]:
@@ -166,6 +215,7 @@ def _clips() -> Iterator[Sample]:
 SAMPLES = {
     "GradientNorm": tuple(_norms("GradientNorm", {})),
     "InplaceClipGradNorm": tuple(_clips()),
+    "SGDMomentumList": tuple(_sgd_momentum()),
     "SGDOptimizer": tuple(_sgd()),
     "SGDOptimizerList": tuple(_sgd_list()),
     "SGDOptimizerV2": tuple(_sgd_v2()),

@@ -7,33 +7,61 @@ import math
 
 import numpy as np
 
-from ...dtypes import FLOAT64, HostArray
-from ...rules.widening import cast, quiet
+from ...dtypes import HostArray
+from ...rules.pieces import (
+    below_zero,
+    line_sums,
+    log_of_lines,
+    pieces,
+    place_for,
+    put,
+    working_type,
+)
+from ...rules.widening import quiet
 
 
 @quiet
 def softmax(x: HostArray, *, axis: int) -> HostArray:
-    exponentials = np.exp(_below_zero(x, axis))
-    return cast(exponentials / exponentials.sum(axis, keepdims=True), x.dtype)
+    y, kind = np.empty(x.shape, x.dtype), working_type(x)
+    for of_x, of_y in pieces(axis, x, y):
+        shares = below_zero(of_x, of_y, kind)
+        np.exp(shares, out=shares)
+        shares *= 1 / line_sums(shares)
+        put(of_y, shares)
+    return y
 
 
 @quiet
 def log_softmax(x: HostArray, *, axis: int) -> HostArray:
-    shifted = _below_zero(x, axis)
-    return cast(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)), x.dtype)
+    y, kind = np.empty(x.shape, x.dtype), working_type(x)
+    for of_x, of_y in pieces(axis, x, y):
+        put(of_y, log_of_lines(of_x, of_y, kind))
+    return y
 
 
 @quiet
 def softmax_grad_13(dy: HostArray, y: HostArray, *, axis: int) -> HostArray:
-    wide_dy, wide_y = dy.astype(FLOAT64), y.astype(FLOAT64)
-    return cast(wide_y * (wide_dy - (wide_y * wide_dy).sum(axis, keepdims=True)), dy.dtype)
+    dx, kind = np.empty(dy.shape, dy.dtype), working_type(dy)
+    for of_dy, of_y, of_dx in pieces(axis, dy, y, dx):
+        wide_dy, wide_y = (each.astype(kind, copy=False) for each in (of_dy, of_y))
+        gradient = place_for(of_dx, kind)
+        np.multiply(wide_y, wide_dy, out=gradient)
+        np.subtract(wide_dy, line_sums(gradient), out=gradient)
+        gradient *= wide_y
+        put(of_dx, gradient)
+    return dx
 
 
 @quiet
 def log_softmax_grad_13(dy: HostArray, x: HostArray, *, axis: int) -> HostArray:
-    wide_dy = dy.astype(FLOAT64)
-    summed = wide_dy.sum(axis, keepdims=True)
-    return cast(wide_dy - np.exp(x.astype(FLOAT64)) * summed, dy.dtype)
+    dx, kind = np.empty(dy.shape, dy.dtype), working_type(dy)
+    for of_dy, of_x, of_dx in pieces(axis, dy, x, dx):
+        wide_dy = of_dy.astype(kind, copy=False)
+        gradient = place_for(of_dx, kind)
+        np.exp(of_x.astype(kind, copy=False), out=gradient)
+        gradient *= line_sums(wide_dy)
+        put(of_dx, np.subtract(wide_dy, gradient, out=gradient))
+    return dx
 
 
 def softmax_grad(dy: HostArray, y: HostArray, *, axis: int) -> HostArray:
@@ -42,12 +70,6 @@ def softmax_grad(dy: HostArray, y: HostArray, *, axis: int) -> HostArray:
 
 def log_softmax_grad(dy: HostArray, x: HostArray, *, axis: int) -> HostArray:
     return log_softmax_grad_13(_rows(dy, axis), _rows(x, axis), axis=-1).reshape(dy.shape)
-
-
-def _below_zero(x: HostArray, axis: int) -> HostArray:
-    """x minus its maximum along the axis, in float64."""
-    wide = x.astype(FLOAT64)
-    return np.asarray(wide - wide.max(axis, keepdims=True, initial=-np.inf))
 
 
 def _rows(x: HostArray, axis: int) -> HostArray:

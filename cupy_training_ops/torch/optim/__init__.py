@@ -6,9 +6,9 @@ from __future__ import annotations
 import sys
 
 from . import adamw
-from .adamw import SGD, AdamW, Lamb
+from .adamw import SGD, Adam, AdamW, Lamb
 
 for _name in ("sgd", "lamb"):
     sys.modules[f"{__name__}.{_name}"] = adamw  # where pickles of older versions look
 
-__all__ = ["SGD", "AdamW", "Lamb"]
+__all__ = ["SGD", "Adam", "AdamW", "Lamb"]

@@ -25,20 +25,29 @@ from torch import Tensor
 
 from ...call.bound import OpenCall, opened
 from ...call.op import Op
-from ...declare.schema import positive_or_zero
+from ...declare.schema import finite, positive_or_zero
 from ...device.marks import Note
 from ...errors import refuse, shown
 from ...families.optimizer.operators import GradientNorm
-from ...optimizers.steps import MEASURED, Convert, check_betas, check_number
+from ...optimizers.steps import MEASURED, Convert, check_betas, check_number, named
 from ...optimizers.whole import Whole
-from ...planning.step import above_zero, not_negative
-from .part import MAX_CACHED, MOMENTS, Count, Part, Ranks, State, Update, without_gaps, zero_norm
+from ...planning.step import above_zero, not_negative, seed
+from .part import (
+    MAX_CACHED,
+    MOMENTS,
+    Count,
+    Part,
+    Ranks,
+    State,
+    Update,
+    is_distributed,
+    without_gaps,
+    zero_norm,
+)
 
 Group = dict[str, Any]
 Ready = list[tuple[Part, list[Tensor]]]  # parts with gradients
 Norm = dict[str, Tensor]  # gradient_norm and is_finite
-
-REFUSED = ("amsgrad", "maximize", "differentiable", "momentum", "dampening", "nesterov")
 
 
 # ---- numbers, states and norms -------------------------------------------------------------------
@@ -46,6 +55,8 @@ REFUSED = ("amsgrad", "maximize", "differentiable", "momentum", "dampening", "ne
 
 _NUMBERS: dict[str, Convert] = {
     "lr": positive_or_zero,
+    "momentum": positive_or_zero,
+    "dampening": finite,
     "weight_decay": positive_or_zero,
     "eps": not_negative,
 }
@@ -57,9 +68,15 @@ def rate(lr: Any) -> Any:
 
 
 def check_numbers(optimizer: str, group: dict[str, Any]) -> None:
-    """Refuse options of a group that are out of range."""
+    """Refuse options of a group that are out of range, or that PyTorch refuses together."""
     if group.get("foreach") and group.get("fused"):
         refuse(optimizer, "fused", "foreach or fused, not both", "both")
+    if group.get("foreach") and group.get("capturable") is False:
+        for name in ("lr", "betas"):
+            values = group.get(name)
+            every = values if isinstance(values, list | tuple) else (values,)
+            if any(isinstance(value, Tensor) for value in every):
+                refuse(optimizer, name, "numbers, with foreach and not capturable", "a tensor")
     for name in _NUMBERS.keys() & group.keys():
         value = group[name]
         if isinstance(value, Tensor) and value.numel() != 1:
@@ -70,22 +87,9 @@ def check_numbers(optimizer: str, group: dict[str, Any]) -> None:
         _check_betas(optimizer, group["betas"])
 
 
-def check_state(optimizer: str, parameter: Tensor, state: dict[str, Any]) -> None:
-    """Refuse a state that does not fit the parameter; codes are checked when decoded."""
-    expected = ("step", *MOMENTS)
-    if not state.keys() >= set(expected):
-        refuse(optimizer, "state", ", ".join(expected), ", ".join(map(str, state)))
-    step = float(state["step"])
-    if not 0 <= step < math.inf:
-        refuse(optimizer, "state: step", "a number of steps", str(step))
-    for name in MOMENTS:
-        moment = state[name]
-        if moment.shape != parameter.shape and moment.dtype != torch.uint8:
-            words = f"{name} of shape {tuple(parameter.shape)}"
-            refuse(optimizer, "state", words, str(tuple(moment.shape)))
-
-
 def _check_betas(optimizer: str, betas: Any) -> None:
+    if isinstance(betas, list | tuple) and len({isinstance(b, Tensor) for b in betas}) > 1:
+        refuse(optimizer, "betas", "two numbers or two tensors", "one of each")
     check_betas(optimizer, tuple(map(rate, betas)) if isinstance(betas, list | tuple) else betas)
 
 
@@ -153,14 +157,23 @@ def _join(groups: dict[Ranks, list[Norm]], device: torch.device) -> Norm:
 class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """Steps over parts: parameters of one group with one step count."""
 
-    has_moments: ClassVar[bool] = True
+    moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")  # that each state must have
     _step_supports_amp_scaling = True  # GradScaler leaves unscaling and skipping to `step`
     gradient_norm: Tensor | None = None
+    rounding_seed: int | None = None  # pickles of older versions have none
 
-    def __init__(self, params: Any, defaults: Group, max_norm: float | None) -> None:
+    def __init__(
+        self,
+        params: Any,
+        defaults: Group,
+        max_norm: float | None,
+        rounding_seed: int | None = None,
+    ) -> None:
         if max_norm is not None:
             check_number(type(self).__name__, "max_norm", above_zero, max_norm)
-        self.max_norm = max_norm
+        if rounding_seed is not None:
+            check_number(type(self).__name__, "rounding_seed", seed, rounding_seed)
+        self.max_norm, self.rounding_seed = max_norm, rounding_seed
         self._whole = Whole(type(self).__name__)
         self._forget()
         super().__init__(params, defaults)
@@ -174,18 +187,19 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Reset what is derived from parameters and states."""
         self._parts: list[Part] | None = None
         self._waiting: list[tuple[int, Tensor]] = []  # (group, parameter) without a gradient so far
-        self._gathered: tuple[list[Tensor], list[State]] = [], []
+        self._gathered: tuple[list[Tensor], list[State], list[tuple[str, ...]]] = [], [], []
         self._counts: dict[int, Count] = {}  # by id of the tensor `done`, a state's "step"
         self._norms = Norms()
         self._operators: dict[object, Op] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "max_norm": self.max_norm, "_whole": self._whole}
+        own = {name: getattr(self, name) for name in ("max_norm", "rounding_seed", "_whole")}
+        return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for parameter, own in state["state"].items():
-            if self.has_moments and own:
-                check_state(type(self).__name__, parameter, own)
+            if own:
+                self._check_state(parameter, own)
         super().__setstate__(state)
         if "_whole" not in vars(self):  # in a pickle of an older version
             self._whole = Whole(type(self).__name__)
@@ -197,23 +211,40 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     # ---- implemented by subclasses ---------------------------------------------------------------
 
-    def _update(self, group: Group, *, is_measured: bool) -> Update:
-        """Return the operator of a group's step, and its scalar inputs such as lr.
+    def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
+        """Return the operator of a part's step, and its scalar inputs such as lr.
 
         is_measured: the operator also computes the gradient norm and clips by it.
         """
         raise NotImplementedError
 
+    def _names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of the tensors that a step updates in the states of a group."""
+        return self.moments
+
     def _check(self, group: Group) -> None:
         """Refuse options that the operator does not implement."""
-        for name in REFUSED:
-            if group.get(name):
-                refuse(type(self).__name__, name, "what is false or 0", shown(group[name]))
+        if group.get("differentiable"):
+            refuse(type(self).__name__, "differentiable", "False", shown(group["differentiable"]))
 
     def _check_all(self, group: Group) -> None:
         """Check a group's options and numbers; a step checks the numbers itself."""
         self._check(group)
         check_numbers(type(self).__name__, group)
+
+    def _seed_of(self, part: Part) -> int | None:
+        """Return the seed of a part's roundings; None if its parameters are not bfloat16."""
+        is_rounded = self.rounding_seed is not None and part.parameters[0].dtype == torch.bfloat16
+        return self.rounding_seed if is_rounded else None
+
+    def _update_by(
+        self, kind: Any, attributes: Mapping[str, Any], numbers: Mapping[str, Any]
+    ) -> Update:
+        """Return the update by an operator of these attributes."""
+        key = (kind, *attributes.values())
+        name = type(self).__name__
+        op = self._operator(key, lambda: named(kind, name)(**attributes))
+        return Update(op, key, numbers)
 
     def _operator(self, key: object, make: Callable[[], Op]) -> Op:
         """Return a cached operator, or make it."""
@@ -278,7 +309,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         writes: list[Note] = []
         for part, gradients in ready:
             check(group := self.param_groups[part.place])
-            update = self._update(group, is_measured=is_measured)
+            update = self._update(group, part, is_measured=is_measured)
             own_inputs, own_writes = part.writes(
                 update, gradients, {"loss_scale": scale, **numbers}
             )
@@ -329,19 +360,24 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             count = part.count if has_gradients or part.count is None else part.count.copy()
             states = [part.states[i] for i in members] if part.states else []
             parameters = [part.parameters[i] for i in members]
-            halves.append(self._make(part.place, parameters, states, count))
+            halves.append(self._make(part.place, parameters, tuple(part.moments), states, count))
         self._parts[at : at + 1] = halves
         return halves[0]
 
     def _make(
-        self, place: int, parameters: Sequence[Tensor], states: Sequence[State], count: Count | None
+        self,
+        place: int,
+        parameters: Sequence[Tensor],
+        names: Sequence[str],
+        states: Sequence[State],
+        count: Count | None,
     ) -> Part:
         """Make a part whose states share one "step", the tensor count.done on the device."""
         if count is not None:
             self._counts[id(count.done)] = count
             for state in states:
                 state["step"] = count.done
-        return Part(place, parameters, states, count)
+        return Part(place, parameters, names, states, count)
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -353,9 +389,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return parts
 
     def _are_gathered(self) -> bool:
-        """Return True if the parameters and states are the objects that `_gather` sorted."""
-        parameters, states = self._gathered
-        return _same(self._parameters(), parameters) and _same(self.state.values(), states)
+        """Return True if parameters, states and options are what `_gather` sorted."""
+        parameters, states, names = self._gathered
+        return (
+            _same(self._parameters(), parameters)
+            and _same(self.state.values(), states)
+            and list(map(self._names, self.param_groups)) == names
+        )
 
     def _parameters(self) -> list[Tensor]:
         return [*itertools.chain.from_iterable(group["params"] for group in self.param_groups)]
@@ -368,26 +408,25 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """
         self._waiting = []
         members_of: dict[object, tuple[int, list[Tensor], list[State]]] = {}
+        names = list(map(self._names, self.param_groups))
         for place, group in enumerate(self.param_groups):
             for p in group["params"]:
                 state = self.state.get(p, {})
-                if "exp_avg" not in state:
+                if not names[place] or not state.keys() >= set(names[place]):
                     self._waiting.append((place, p))
                     continue
-                step, kind = state["step"], (p.dtype, state["exp_avg"].dtype, p.device)
+                step, kind = state["step"], (p.dtype, state[names[place][0]].dtype, p.device)
                 is_counted = id(step) in self._counts
                 key = place, kind, id(step) if is_counted else int(step), is_counted
                 _, parameters, states = members_of.setdefault(key, (place, [], []))
                 parameters.append(p)
                 states.append(state)
         before, self._counts = self._counts, {}
-        parts = [
-            self._make(
-                place, parameters, states, self._count(states[0]["step"], parameters[0], before)
-            )
-            for place, parameters, states in members_of.values()
-        ]
-        self._gathered = self._parameters(), list(self.state.values())
+        parts = []
+        for place, parameters, states in members_of.values():
+            count = self._count(states[0]["step"], parameters[0], before)
+            parts.append(self._make(place, parameters, names[place], states, count))
+        self._gathered = self._parameters(), list(self.state.values()), names
         return parts
 
     def _count(self, step: Any, parameter: Tensor, before: dict[int, Count]) -> Count:
@@ -410,26 +449,49 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         assert self._parts is not None
         identities = {id(p) for _, p in started}
         waiting = [(place, p) for place, p in self._waiting if id(p) not in identities]
-        groups: dict[tuple[Any, ...], list[Tensor]] = {}
+        groups: dict[tuple[Any, ...], tuple[list[Tensor], list[State]]] = {}
+        names = list(map(self._names, self.param_groups))
         for place, p in started:
-            groups.setdefault((place, p.dtype, p.device), []).append(p)
+            state = self._first_state(p, names[place]) if names[place] else {}
+            kind = state[names[place][0]].dtype if names[place] else None
+            key = place, p.dtype, kind, p.device, int(self.state.get(p, {}).get("step", 0))
+            parameters, states = groups.setdefault(key, ([], []))
+            parameters.append(p)
+            states += [state] if names[place] else []
         parts, first = self._parts.copy(), dict[Tensor, State]()
-        for (place, *_), parameters in groups.items():
-            count = Count(0, parameters[0].device) if self.has_moments else None
-            states = [self._first_state(p) for p in parameters] if self.has_moments else []
-            parts.append(self._make(place, parameters, states, count))
+        for (place, *_, n_done), (parameters, states) in groups.items():
+            count = Count(n_done, parameters[0].device) if names[place] else None
+            parts.append(self._make(place, parameters, names[place], states, count))
             first.update(zip(parameters, states, strict=False))  # without moments there are none
         self.state.update(first)
-        gathered = self._parameters(), list(self.state.values())
+        gathered = self._parameters(), list(self.state.values()), names
         self._parts, self._waiting, self._gathered = parts, waiting, gathered
 
-    def _first_state(self, parameter: Tensor) -> State:
-        """Return a state with moments of 0; `_make` sets its "step"."""
+    def _first_state(self, parameter: Tensor, names: Sequence[str]) -> State:
+        """Return a state with 0 for the moments that are missing; `_make` sets its "step"."""
         dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
-        moments = {name: torch.zeros_like(parameter, dtype=dtype) for name in MOMENTS}
-        return {**self.state.get(parameter, {}), "step": None, **moments}
+        moments = {name: torch.zeros_like(parameter, dtype=dtype) for name in names}
+        return {"step": None, **moments, **self.state.get(parameter, {})}
 
     # ---- states ----------------------------------------------------------------------------------
+
+    def _check_state(self, parameter: Tensor, state: State) -> None:
+        """Refuse a state that does not fit the parameter; codes are checked when decoded."""
+        optimizer, expected = type(self).__name__, ("step", *self.moments)
+        if not state.keys() >= set(expected):
+            refuse(optimizer, "state", ", ".join(expected), ", ".join(map(str, state)))
+        step = float(state["step"])
+        if not 0 <= step < math.inf:
+            refuse(optimizer, "state: step", "a number of steps", str(step))
+        for name in MOMENTS:
+            moment = state.get(name)
+            if moment is None and name not in self.moments:
+                continue
+            if not isinstance(moment, Tensor):
+                refuse(optimizer, f"state: {name}", "a tensor", shown(moment))
+            if moment.shape != parameter.shape and moment.dtype != torch.uint8:
+                words = f"{name} of shape {tuple(parameter.shape)}"
+                refuse(optimizer, "state", words, str(tuple(moment.shape)))
 
     def state_dict(self) -> dict[str, Any]:
         """As PyTorch's: "step" is a tensor of each parameter, on the host unless capturable."""
@@ -462,14 +524,18 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._whole.is_torn = False
 
     def _adopt_state(self, state_dict: dict[str, Any]) -> None:
-        """Cast the moments that PyTorch has loaded to this class's dtypes; gather parts."""
+        """Give the moments that were loaded this class's dtypes and layouts; gather parts."""
         saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
         for key, parameter in zip(saved, self._parameters(), strict=True):
             saved_state = state_dict["state"].get(key, {})
-            for name in MOMENTS.keys() & saved_state.keys():
+            for name in MOMENTS.keys() & self.state.get(parameter, {}).keys():
                 wide = torch.promote_types(parameter.dtype, torch.float32)
-                if saved_state[name].dtype != parameter.dtype:
+                if self.state[parameter][name].dtype != wide:
                     self.state[parameter][name] = saved_state[name].to(parameter.device, wide)
+                moment = self.state[parameter][name]
+                if not is_distributed(parameter) and moment.stride() != parameter.stride():
+                    moment = torch.empty_like(parameter, dtype=wide).copy_(moment)
+                    self.state[parameter][name] = moment
         self._current()
 
 

@@ -1,79 +1,249 @@
 # SPDX-License-Identifier: MIT
-"""Encode and decode moments in PyTorch, on any device; `families/adam/codes.py` has the format.
+"""Encode and decode moments in PyTorch, on any device; `families/adam/codes.py` has the formats.
 
-Rounds to nearest, so encode(decode(codes)) == codes. Of a DTensor each rank codes its local shard.
+Rounds to nearest, so a state that was decoded has the same moments again. Of a DTensor each rank
+codes its local shard.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ...errors import refuse
-from ...families.adam.codes import coded_nbytes
-from ...families.adam.facts import CODED_BLOCK, FIRST_BITS, SECOND_BITS
+from ...families.adam.codes import coded_sizes, decode_old, old_size
+from ...families.adam.facts import (
+    CODED_BLOCK,
+    FIRST_BITS,
+    LEAST_EXPONENT,
+    LEVELS,
+    MOST_BITS,
+    OCTAVES,
+    ROOM,
+    SECOND_BITS,
+)
 from .part import in_memory_order, is_distributed, local, part_like
 
-SIGNED = {"exp_avg": True, "exp_avg_sq": False}
-_FRACTION, _INFINITE, _NAN = 23, 0x7F80_0000, 0x7FC0_0000
+NAMES = ("exp_avg", "exp_avg_sq")
+Moments = dict[str, Tensor]
+
+_FRACTION, _BIAS = 23, 127  # of float32
+_INFINITE, _NAN = 0x7F80_0000, 0x7FC0_0000
+_TOP = (1 << (FIRST_BITS + 4)) - 1
 
 
-def zeros(parameter: Tensor) -> Tensor:
+def are_codes(state: Mapping[str, Any]) -> bool:
+    """Return True if a state has moments in codes."""
+    return any(isinstance(m := state.get(n), Tensor) and m.dtype == torch.uint8 for n in NAMES)
+
+
+def are_old(state: Mapping[str, Any], parameter: Tensor) -> bool:
+    """Return True if a state has codes of an older version."""
+    size = old_size(local(parameter).numel())
+    return are_codes(state) and _sizes(state) == (size, size)
+
+
+def zeros(parameter: Tensor, bits: int) -> Moments:
     """Return codes of moments that are 0."""
-    n = coded_nbytes(local(parameter).numel())
-    return torch.zeros(n, dtype=torch.uint8, device=parameter.device)
+    sizes, device = coded_sizes(local(parameter).numel(), bits), parameter.device
+    own = [torch.zeros(n, dtype=torch.uint8, device=device) for n in sizes]
+    return dict(zip(NAMES, own, strict=True))
 
 
-def encode(moments: Tensor, like: Tensor, *, signed: bool) -> Tensor:
-    """Return codes of moments, in the memory order of their parameter `like`."""
-    dense = torch.empty_like(local(like), dtype=torch.float32).copy_(local(moments))
-    flat = in_memory_order(dense).reshape(-1)
-    n_bits, top = (FIRST_BITS, 127) if signed else (SECOND_BITS, 255)
-    shift = _FRACTION - n_bits
-    bits = flat.abs().view(torch.int32)
-    special = torch.where(bits > _INFINITE, _NAN, _INFINITE).to(torch.int32)
-    rounded = torch.where(bits == 0, 0, bits.clamp(max=_INFINITE) + (1 << (shift - 1)))
-    upper = torch.where(bits >= _INFINITE, special, rounded).to(torch.int32) >> shift
-    blocks = pad(upper, (0, -flat.numel() % CODED_BLOCK)).view(-1, CODED_BLOCK)
-    exponents = (blocks.amax(1) if len(blocks) else blocks.new_zeros(0)) >> n_bits
-    least = torch.zeros_like(upper) if signed else (flat != 0).to(torch.int32)
-    codes = torch.maximum(upper - _bases(exponents, n_bits, top, flat.numel()), least)
-    if signed:
-        codes |= flat.signbit().to(torch.int32) << 7
-    return torch.cat((codes, exponents)).to(torch.uint8)
+def encode(state: Mapping[str, Any], like: Tensor, bits: int) -> Moments:
+    """Return codes of a state's moments, in the memory order of their parameter `like`."""
+    first, second = (_flat(state[name], like) for name in NAMES)
+    coded = (_encode if bits == 8 else _encode_few)(first, second)
+    return dict(zip(NAMES, coded, strict=True))
 
 
-def decode(codes: Tensor, like: Tensor, *, signed: bool) -> Tensor:
+def decode(state: Mapping[str, Any], like: Tensor) -> Moments:
     """Return moments in float32, with the strides of their parameter `like`."""
     own = local(like)
-    n, (n_bits, top) = own.numel(), (FIRST_BITS, 127) if signed else (SECOND_BITS, 255)
-    each, exponents = codes[:n].to(torch.int32), codes[n:].to(torch.int32)
-    size = each & 127 if signed else each
-    bits = torch.where(size == 0, 0, size + _bases(exponents, n_bits, top, n)) << (
-        _FRACTION - n_bits
-    )
-    flat = bits.to(torch.int32).view(torch.float32)
-    if signed:
-        flat = torch.where(each & 128 != 0, -flat, flat)
-    numbers = torch.empty_like(own, dtype=torch.float32)
+    n = own.numel()
+    first, second = (state[name] for name in NAMES)
+    is_wide = (len(first), len(second)) == coded_sizes(n, 8)
+    return {
+        name: part_like(_laid_out(flat, own), like)
+        for name, flat in zip(
+            NAMES, (_decode if is_wide else _decode_few)(first, second, n), strict=True
+        )
+    }
+
+
+def numbers_of(state: Mapping[str, Any], like: Tensor, optimizer: str = "AdamW") -> Moments:
+    """Decode codes in row-major order on their own device, after a check of their sizes.
+
+    Codes of older versions too, on the host.
+    """
+    n, first = like.numel(), state[NAMES[0]]
+    if is_distributed(like):
+        refuse(optimizer, "state", "moments in numbers for a part of a tensor", "codes")
+    plain = torch.empty(like.shape, device=first.device)
+    if are_old(state, plain):
+        codes = tuple(state[name].cpu().numpy() for name in NAMES)
+        wide = [torch.from_numpy(x).to(first.device) for x in decode_old(codes, n)]
+        return {name: x.reshape(like.shape) for name, x in zip(NAMES, wide, strict=True)}
+    expected = [coded_sizes(n, bits) for bits in (8, 4)]
+    if _sizes(state) not in expected:
+        words = " or ".join(f"{a} and {b}" for a, b in expected)
+        got = " and ".join(str(tuple(state[name].shape)) for name in NAMES)
+        refuse(optimizer, "state", f"codes of {words} bytes for {n} elements", f"shapes {got}")
+    return decode(state, plain)
+
+
+def _sizes(state: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the sizes of arrays of codes; None if some of them are none."""
+    every = [state[name] for name in NAMES]
+    are_flat = all(x.dtype == torch.uint8 and x.dim() == 1 for x in every)
+    return tuple(len(x) for x in every) if are_flat else None
+
+
+def _flat(moments: Tensor, like: Tensor) -> Tensor:
+    """Return moments in float32 in the memory order of their parameter."""
+    dense = torch.empty_like(local(like), dtype=torch.float32).copy_(local(moments))
+    return in_memory_order(dense).reshape(-1)
+
+
+def _laid_out(flat: Tensor, like: Tensor) -> Tensor:
+    """Return elements in memory order as a tensor with the strides of `like`."""
+    numbers = torch.empty_like(like, dtype=torch.float32)
     view = in_memory_order(numbers)
     view.copy_(flat.view(view.shape))
-    return part_like(numbers, like)
+    return numbers
 
 
-def numbers(codes: Tensor, like: Tensor, *, signed: bool) -> Tensor:
-    """Decode codes in row-major order on their own device, after a check of their size."""
-    expected = coded_nbytes(like.numel())
-    if is_distributed(like):
-        refuse("AdamW", "state", "moments in numbers for a part of a tensor", "codes")
-    if codes.shape != (expected,):
-        got = f"shape {tuple(codes.shape)}"
-        refuse("AdamW", "state", f"codes of {expected} bytes for {like.numel()} elements", got)
-    return decode(codes, torch.empty(like.shape, device=codes.device), signed=signed)
+# ---- 8 bits --------------------------------------------------------------------------------------
 
 
-def _bases(exponents: Tensor, n_bits: int, top: int, n: int) -> Tensor:
-    """For each element, what is subtracted from its bits: 0 is the least code of its block."""
-    bases = ((exponents << n_bits) + (1 << n_bits) - 1 - top).clamp(min=0)
-    return bases.repeat_interleave(CODED_BLOCK)[:n]
+def _encode(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    upper = _uppers(v, SECOND_BITS)
+    exponents = _largest(upper) >> SECOND_BITS
+    codes = torch.maximum(upper - _each(_base(exponents, SECOND_BITS, 255), len(v)), (v != 0).int())
+    second = torch.cat((codes, exponents)).to(torch.uint8)
+    least = _least(_decode_second(second, len(v)))
+    bits = m.abs().view(torch.int32)
+    half = 1 << (_FRACTION - FIRST_BITS - 1)
+    upper = (bits.clamp(max=_NAN) + half) >> (_FRACTION - FIRST_BITS)
+    codes = (upper - (least << FIRST_BITS) + 1).clamp(max=_TOP)
+    share = m.abs() * _power(2 * _BIAS - least)
+    codes = torch.where(bits < least << _FRACTION, (share > 0.5).int(), codes)
+    return (codes | m.signbit().int() << 7).to(torch.uint8), second
+
+
+def _decode(first: Tensor, second: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    v = _decode_second(second, n)
+    each = first.int()
+    m = _numbers(each & _TOP, (_least(v) << FIRST_BITS) - 1, FIRST_BITS)
+    return torch.where(each > _TOP, -m, m), v
+
+
+def _decode_second(second: Tensor, n: int) -> Tensor:
+    bases = _each(_base(second[n:].int(), SECOND_BITS, 255), n)
+    return _numbers(second[:n].int(), bases, SECOND_BITS)
+
+
+def _least(v: Tensor) -> Tensor:
+    """Return the exponent of the least code of first moments beside these second ones."""
+    return _roots(v) + (ROOM + 1 - OCTAVES)
+
+
+# ---- 4 bits --------------------------------------------------------------------------------------
+
+
+def _encode_few(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    n = len(v)
+    codes = torch.zeros(n, dtype=torch.int32, device=v.device)
+    exponents = torch.zeros(-(-n // CODED_BLOCK), dtype=torch.int32, device=v.device)
+    kinds = torch.full_like(exponents, -1)
+    for fraction in range(MOST_BITS, -1, -1):
+        upper = _uppers(v, fraction)
+        own = _largest(upper) >> fraction
+        each = upper - _each(_base(own, fraction, 15), n)
+        chosen = (kinds < 0) & (_largest(((each < 1) & (v != 0)).int()) == 0)
+        chosen = kinds < 0 if fraction == 0 else chosen
+        codes = torch.where(_each(chosen, n), torch.maximum(each, (v != 0).int()), codes)
+        exponents = torch.where(chosen, own, exponents)
+        kinds = torch.where(chosen, fraction, kinds)
+    scales = torch.stack((exponents, kinds), 1).to(torch.uint8).view(-1)
+    second = torch.cat((_packed(codes), scales))
+    root = _roots(_decode_few_second(second, n))
+    ratios = torch.nan_to_num(m.abs() * _power(2 * _BIAS - root), nan=torch.finfo(m.dtype).max)
+    largest = _largest(ratios)
+    parts = (largest / LEVELS).view(torch.int32) >> 16
+    parts = torch.where(largest < 2.0**LEAST_EXPONENT, 0, parts).int()
+    part = _each((parts << 16).view(torch.float32), n)
+    levels = torch.where(part > 0, ratios / part + 0.5, 0).clamp(max=LEVELS).int()
+    bytes_ = torch.stack((parts & 255, parts >> 8), 1).to(torch.uint8).view(-1)
+    return torch.cat((_packed(levels | m.signbit().int() << 3), bytes_)), second
+
+
+def _decode_few(first: Tensor, second: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    v = _decode_few_second(second, n)
+    codes, scales = _unpacked(first, n)
+    part = ((scales[:, 0] | scales[:, 1] << 8) << 16).view(torch.float32)
+    m = (codes & LEVELS).float() * _each(part, n) * _power(_roots(v))
+    return torch.where(codes > LEVELS, -m, m), v
+
+
+def _decode_few_second(second: Tensor, n: int) -> Tensor:
+    codes, scales = _unpacked(second, n)
+    exponents, kinds = scales[:, 0], scales[:, 1].clamp(max=MOST_BITS)
+    bases = ((exponents << kinds) + (1 << kinds) - 16).clamp(min=0)
+    return _numbers(codes, _each(bases, n), _each(kinds, n))
+
+
+def _packed(codes: Tensor) -> Tensor:
+    pairs = pad(codes, (0, len(codes) % 2)).view(-1, 2)
+    return (pairs[:, 0] | pairs[:, 1] << 4).to(torch.uint8)
+
+
+def _unpacked(bytes_: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return n codes, and the two bytes of each block."""
+    end = -(-n // 2)
+    pairs = torch.stack((bytes_[:end] & 15, bytes_[:end] >> 4), 1)
+    return pairs.view(-1)[:n].int(), bytes_[end:].view(-1, 2).int()
+
+
+# ---- floats --------------------------------------------------------------------------------------
+
+
+def _roots(v: Tensor) -> Tensor:
+    """Return the exponents of the powers of two at or below the roots."""
+    return (v.view(torch.int32) >> _FRACTION) + _BIAS >> 1
+
+
+def _power(exponents: Tensor) -> Tensor:
+    return (exponents << _FRACTION).view(torch.float32)
+
+
+def _uppers(x: Tensor, fraction: int) -> Tensor:
+    """Return exponent and so many bits of the fraction as one number, rounded to nearest."""
+    bits, shift = x.abs().view(torch.int32), _FRACTION - fraction
+    special = torch.where(bits > _INFINITE, _NAN, _INFINITE)
+    rounded = torch.where(bits == 0, 0, bits.clamp(max=_INFINITE) + (1 << (shift - 1)))
+    return torch.where(bits >= _INFINITE, special, rounded).int() >> shift
+
+
+def _numbers(codes: Tensor, bases: Tensor, fraction: int | Tensor) -> Tensor:
+    bits = torch.where(codes == 0, 0, codes + bases).int() << (_FRACTION - fraction)
+    return bits.view(torch.float32)
+
+
+def _base(exponents: Tensor, fraction: int, top: int) -> Tensor:
+    """Return what is subtracted from each block's bits; `top` is the largest code."""
+    return ((exponents << fraction) + (1 << fraction) - 1 - top).clamp(min=0)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Return the largest number of each block."""
+    blocks = pad(x, (0, -len(x) % CODED_BLOCK)).view(-1, CODED_BLOCK)
+    return blocks.amax(1) if len(blocks) else blocks.new_zeros(0)
+
+
+def _each(of_blocks: Tensor, n: int) -> Tensor:
+    return of_blocks.repeat_interleave(CODED_BLOCK)[:n]

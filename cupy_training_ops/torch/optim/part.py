@@ -93,6 +93,8 @@ State = dict[str, Any]
 MOMENTS = {
     "exp_avg": "moment_1",
     "exp_avg_sq": "moment_2",
+    "max_exp_avg_sq": "largest_moment_2",
+    "momentum_buffer": "momenta",
 }  # name in a state: name of an operator's input
 MAX_CACHED = 16  # operators, and calls of a part
 
@@ -168,13 +170,14 @@ class Part:
         finish           after the launches: raise the parameters' versions
 
     Calls are bound to the tensors' addresses; `gradients` binds again if a tensor has other memory.
-    place: index of the parameter group. count: None for operators without moments.
+    place: index of the parameter group. names: of the states' tensors. count: None without names.
     """
 
     def __init__(
         self,
         place: int,
         parameters: Sequence[Tensor],
+        names: Sequence[str],
         states: Sequence[State],
         count: Count | None,
     ) -> None:
@@ -182,8 +185,8 @@ class Part:
         self.count = count
         self._versions: list[int] | None = None  # of the states, when `is_current` was last True
         self.is_shared = any(map(is_distributed, parameters))  # sharded over ranks
-        names = () if count is None else MOMENTS
         self.moments = {name: [state[name] for state in states] for name in names}
+        self.is_coded = any(own[0].dtype == torch.uint8 for own in self.moments.values())
         self._bind()
 
     def _bind(self) -> None:

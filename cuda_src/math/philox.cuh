@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: MIT
 // Philox 4x32-10, a counter-based generator: a counter and a key (the seed) give four random words.
-// families/dropout/philox.py is the same in NumPy. Salmon, Moraes, Dror, Shaw: Parallel random numbers:
+// rules/philox.py is the same in NumPy. Salmon, Moraes, Dror, Shaw: Parallel random numbers:
 // as easy as 1, 2, 3 (2011).
 #pragma once
 #include "core/types.cuh"
-#include "dropout/facts.cuh"
 
 namespace cto::philox {
 
-using namespace facts::dropout;
+using facts::KEY_STEP_0;
+using facts::KEY_STEP_1;
+using facts::MULTIPLIER_0;
+using facts::MULTIPLIER_2;
+using facts::N_WORDS;
+using facts::ROUNDS;
 
 struct Words {
     u32 at[N_WORDS];

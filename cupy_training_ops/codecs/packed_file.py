@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: MIT
+"""A whole file of arrays, packed: codes of some, the others as they are, names and metadata.
+
+One description in JSON, in two kinds of files. In `.npz` it is the member `header`, and arrays are
+members called by their numbers; in `.safetensors` it is the text `cupy-training-ops` of
+`__metadata__`, beside the file's own texts, and arrays have their names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..dtypes import Dtype, HostArray
+from ..errors import ArgumentError, cut, pass_on
+from . import container, safetensors_file
+from .numpy_file import BinaryFile, NumpyArray
+from .packed import Packed, refuse_flaw
+
+FORMAT = container.Format("packed file", version=1, longest_header=1 << 28)
+KEY = "cupy-training-ops"  # of the description among a file's texts
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An array that is not coded: its bytes, and its type's name as `.safetensors` has it.
+
+    dtype: None for a type that NumPy lacks.
+    """
+
+    type: str
+    dtype: Dtype | None
+    shape: tuple[int, ...]
+    content: HostArray  # uint8, flat
+
+    @classmethod
+    def of_array(cls, array: NumpyArray) -> Kept:
+        """Keep an array; a type that `.safetensors` lacks has an empty name."""
+        try:
+            name = safetensors_file.type_name(array.dtype)
+        except ArgumentError:
+            name = ""
+        flat = np.ascontiguousarray(array).reshape(-1)
+        return cls(name, array.dtype, array.shape, flat.view(np.uint8))
+
+    @classmethod
+    def of_tensor(cls, tensor: safetensors_file.Tensor) -> Kept:
+        """Keep a tensor, whatever its type is."""
+        dtype = tensor.header().dtype if tensor.is_array() else None
+        return cls(tensor.type, dtype, tensor.shape, tensor.content)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return int(self.content.nbytes)
+
+    @property
+    def original_nbytes(self) -> int:
+        """Bytes of the array, which is not coded."""
+        return self.nbytes
+
+    def array(self) -> NumpyArray:
+        """Return its values; the bytes of a type that NumPy lacks."""
+        if self.dtype is None:
+            return self.content
+        return self.content.view(self.dtype).reshape(self.shape)
+
+
+Item = Packed | Kept
+
+
+class PackedFile(NamedTuple):
+    """Arrays by name, and the texts of the file that they came from."""
+
+    items: Mapping[str, Item]
+    metadata: Mapping[str, str]
+
+
+def write_npz(stream: BinaryFile, whole: PackedFile) -> None:
+    """Write a `.npz` file."""
+    arrays = {
+        str(i): np.asarray(item.code) if isinstance(item, Packed) else _storable(item)
+        for i, item in enumerate(whole.items.values())
+    }
+    about = [{"name": name, **_about(item)} for name, item in whole.items.items()]
+    header = {"arrays": about, "metadata": dict(whole.metadata)}
+    container.write(stream, FORMAT, header, arrays)
+
+
+def write_safetensors(stream: BinaryFile, whole: PackedFile) -> None:
+    """Write a `.safetensors` file; raises ArgumentError for a type that it lacks."""
+    entries = []
+    for name, item in whole.items.items():
+        if isinstance(item, Packed):
+            code = np.asarray(item.code)
+            kind, shape, content = safetensors_file.type_name(code.dtype), code.shape, _flat(code)
+        else:
+            kind, shape, content = stored_type(name, item), item.shape, item.content
+        entries.append(safetensors_file.Entry(name, kind, shape, content.nbytes, [content.data]))
+    about = [{"name": n, **_about(i)} for n, i in whole.items.items() if isinstance(i, Packed)]
+    text = json.dumps({"format": FORMAT.name, "version": FORMAT.version, "arrays": about})
+    safetensors_file.save(stream, entries, {**whole.metadata, KEY: text})
+
+
+def stored_type(name: str, item: Kept) -> str:
+    """Return the name of its type in `.safetensors`, which may have none."""
+    if not item.type:
+        raise ArgumentError(f"{name}: .safetensors has no type {item.dtype}; .npz has it")
+    return item.type
+
+
+def from_npz(file: Any) -> PackedFile:
+    """Read what `write_npz` wrote, a path or an open file."""
+    with container.load(file, FORMAT) as opened, _naming_damage(file):
+        items: dict[str, Item] = {}
+        for i, about in enumerate(opened.header["arrays"]):
+            array = opened.member(str(i)).read()
+            if "codec" in about:
+                items[about["name"]] = _packed(file, about, array)
+            else:
+                items[about["name"]] = _kept(about, array)
+        return PackedFile(items, _texts(opened.header["metadata"]))
+
+
+def from_safetensors(opened: safetensors_file.Opened, file: object) -> PackedFile:
+    """Read what `write_safetensors` wrote, of an open file."""
+    texts = dict(opened.metadata)
+    with _naming_damage(file):
+        header = container.checked_header(file, FORMAT, json.loads(texts.pop(KEY)))
+        coded = {about["name"]: about for about in header["arrays"]}
+        items: dict[str, Item] = {}
+        for name, tensor in opened.tensors.items():
+            if name in coded:
+                items[name] = _packed(file, coded.pop(name), tensor.map())
+            else:
+                items[name] = Kept.of_tensor(tensor)
+        if coded:
+            raise KeyError(next(iter(coded)))
+    return PackedFile(items, texts)
+
+
+@contextlib.contextmanager
+def _naming_damage(file: object) -> Iterator[None]:
+    """Convert what a wrong description raises to an ArgumentError that names the file."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        pass_on(error)
+        raise ArgumentError(f"{file}: damaged packed file: {cut(str(error))}") from None
+
+
+def _about(item: Item) -> dict[str, Any]:
+    if isinstance(item, Packed):
+        return {name: getattr(item, name) for name in ("codec", "dtype", "shape", "options")}
+    about = {"type": item.type, "shape": item.shape}
+    return {**about, "raw": True} if _is_raw(item) else about
+
+
+def _packed(file: object, about: Mapping[str, Any], code: NumpyArray) -> Packed:
+    options = dict(about["options"])
+    packed = Packed(about["codec"], about["dtype"], tuple(about["shape"]), code, options)
+    refuse_flaw(f"{file}: {cut(about['name'])}", packed.decoder(), code)
+    return packed
+
+
+def _is_raw(item: Kept) -> bool:
+    """Return True for types that NumPy's files have no name for: `.npz` holds their bytes."""
+    return item.dtype is None or item.dtype in safetensors_file.NOT_NUMPYS.values()
+
+
+def _storable(item: Kept) -> NumpyArray:
+    return item.content if _is_raw(item) else item.array()
+
+
+def _kept(about: Mapping[str, Any], array: NumpyArray) -> Kept:
+    if not about.get("raw"):
+        return Kept.of_array(array)
+    dtype = safetensors_file.NOT_NUMPYS.get(about["type"])
+    kept = Kept(about["type"], dtype, tuple(about["shape"]), _flat(array))
+    kept.array()  # refuses a shape that is not that of the bytes
+    return kept
+
+
+def _flat(array: NumpyArray) -> HostArray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _texts(metadata: Any) -> dict[str, str]:
+    if not all(isinstance(text, str) for text in metadata.values()):
+        raise TypeError("its metadata holds other than texts")
+    return dict(metadata)
