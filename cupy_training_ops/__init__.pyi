@@ -1349,7 +1349,7 @@ def relu_with_bits(
     X: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["Y", "bits"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, Any]:
-    """Relu and sign bits: Y = max(X, 0), bit 7 - j of bits[k] = X[8 k + j] > 0. Returns (Y, bits)."""
+    """Relu and its bits: Y = max(X, 0), bit 7 - j of bits[k] = not X[8 k + j] <= 0. Returns (Y, bits)."""
 def resize_grad(
     dY: _Array, X: _Array, roi: _Reals | None = None, scales: _Reals | None = None, *,
     mode: Literal["linear"] = "linear",
@@ -3727,7 +3727,7 @@ class ReluGradFromBits(Op):
     ) -> int: ...
 
 class ReluWithBits(Op):
-    """Relu and sign bits: Y = max(X, 0), bit 7 - j of bits[k] = X[8 k + j] > 0. Returns (Y, bits)."""
+    """Relu and its bits: Y = max(X, 0), bit 7 - j of bits[k] = not X[8 k + j] <= 0. Returns (Y, bits)."""
     def __init__(self) -> None: ...
     def __call__(
         self, X: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
