@@ -13,13 +13,14 @@ from ..tracing import leave_alone
 from .activations import CompressedActivations, compressed_activations
 
 # torch.compile traces only these.
-leave_alone(__name__, __path__, apart={"conversion", "functional", "nn", "ops"})
+leave_alone(__name__, __path__, apart={"conversion", "functional", "nn", "ops", "to_pytorch"})
 
 _MODULES = ("functional", "nn", "ops")
 _NAMES = {
     "activation_codes": ".graph_codes",
     "Conversion": ".conversion",
     "convert": ".conversion",
+    "fallbacks": ".to_pytorch",
     "GradientBuckets": ".buckets",
 } | dict.fromkeys(("AdamW", "SGD", "Lamb"), ".optim")
 

@@ -72,7 +72,7 @@ def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
             (x,),
         ),
         "linear_cross_entropy": (
-            lambda x, w, b: ours.linear_cross_entropy(x, w, labels32, b),
+            lambda x, w, b: ours.linear_cross_entropy(x, w, labels32, linear_bias=b),
             lambda x, w, b: theirs.cross_entropy(theirs.linear(x, w, b), labels32),
             (x, table, bias),
         ),

@@ -37,6 +37,11 @@ LACKING = [
     ("LogSoftmax", {}),
     ("Softmax", {}),
 ]
+FUNCTIONS = {
+    "CrossEntropyLoss": "cross_entropy",
+    "Dropout": "dropout",
+    "Embedding": "embedding",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -80,12 +85,25 @@ def test_dropout_drops_in_training_alone(leaf) -> None:
     assert module.eval()(x) is x
 
 
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 @pytest.mark.parametrize(("name", "given"), LACKING)
-def test_what_is_not_served_is_refused_in_words(name, given) -> None:
-    argument = [*given, "dim"][-1] if name not in ("Dropout", "Embedding") else list(given)[-1]
-    argument = "label_smoothing" if name == "CrossEntropyLoss" else argument
-    with pytest.raises(ArgumentError, match=f"^{name}: {argument}: expected"):
-        getattr(nn, name)(**given)
+def test_arguments_that_no_kernel_takes_are_pytorchs(leaf, labels, name, given) -> None:
+    """The same results and gradients, and a count of what PyTorch computed."""
+    expected, found = getattr(theirs, name)(**given), getattr(nn, name)(**given)
+    found.load_state_dict(expected.state_dict())
+    assert repr(found) == repr(expected)
+    cto.torch.fallbacks(reset=True)
+    results = []
+    x, *others = inputs_of(name, leaf, labels)
+    for module in (found, expected):
+        y_of = module.eval() if name == "Dropout" else module
+        y = y_of(x * 1, *others)
+        sources = [s for s in (x, *module.parameters()) if s.requires_grad]
+        results.append([y, *[dx.to_dense() for dx in torch.autograd.grad(y.sum(), sources)]])
+    torch.testing.assert_close(*results)
+    argument = list(given)[-1] if given else None
+    expected_counts = {f"{FUNCTIONS[name]}: {argument}": 1} if argument else {}
+    assert cto.torch.fallbacks() == expected_counts
 
 
 def test_a_loss_in_place(leaf, labels) -> None:
