@@ -884,7 +884,8 @@ def cross_entropy_loss_and_grad(
     scores: _Array, labels: _Array, weights: _Array | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | _Array | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[_Memory | None, _Memory | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[_Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["output", "d_scores"]] | None = None,
     workspace: _Memory | None = None,
 ) -> tuple[Any, Any]:
@@ -2220,9 +2221,13 @@ class CrossEntropyLossAndGrad(Op):
     reduction: Final[Literal["mean", "sum", "none"]]
     output_type: Final[np.dtype[Any] | None]
     check: Final[bool]
+    label_smoothing: Final[float]
+    lse_square_scale: Final[float]
+    softcap: Final[float]
     def __init__(
         self, *, reduction: Literal["mean", "sum", "none"] = "mean",
-        output_type: _Dtype | None = None, check: _Boolean = False,
+        output_type: _Dtype | None = None, check: _Boolean = False, label_smoothing: _Real = 0.0,
+        lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
     ) -> None: ...
     def __call__(
         self, scores: _Array, labels: _Array, weights: _Array | None = None,

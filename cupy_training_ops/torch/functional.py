@@ -9,6 +9,7 @@ the dtype of weights, if these differ from the input's.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -130,6 +131,37 @@ def _their_loss(
     )
 
 
+def _their_regularized(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    _: torch.dtype | None,
+    label_smoothing: float,
+    lse_square_scale: float,
+    softcap: float,
+) -> Tensor:
+    """Compute the loss by PyTorch's functions; z-loss and caps are not among its arguments."""
+    if softcap:
+        capped = softcap * torch.tanh(input / softcap)
+        input = torch.where(input == -torch.inf, input, capped)
+    named: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    if not lse_square_scale:
+        return theirs.cross_entropy(input, target, weight, reduction=reduction, **named)
+    losses = theirs.cross_entropy(input, target, weight, reduction="none", **named)
+    weights = torch.ones_like(losses)
+    if not target.is_floating_point():
+        if weight is not None:
+            weights = weight[target.clamp(0, input.shape[input.dim() > 1] - 1)]
+        weights = torch.where(target == ignore_index, 0, weights)
+    lse = torch.logsumexp(input, int(input.dim() > 1), keepdim=False).to(losses.dtype)
+    losses = losses + torch.where(weights == 0, 0, weights * lse_square_scale * lse.square())
+    if reduction == "none":
+        return losses
+    return losses.sum() / weights.sum() if reduction == "mean" else losses.sum()
+
+
 # Looked up once.
 _layer_norm = _door("layer_norm", theirs.layer_norm, is_first=True, find_unserved=_unserved_eps)
 _rms_norm = _door("rms_norm", theirs.rms_norm, is_first=True, find_unserved=_unserved_eps)
@@ -139,9 +171,13 @@ _log_softmax = _door("log_softmax", theirs.log_softmax, find_unserved=_unserved_
 _dropout, _embedding = DOORS["bitmask_dropout"], _door("embedding", _their_embedding)
 _loss = _door("cross_entropy", _their_loss, name="cross_entropy_loss")
 _loss_and_gradient = _door("cross_entropy", _their_loss, is_first=True)
-_loss_beside_gradient = DOORS["cross_entropy"].every
-_loss_in_place, _check_overwriting = DOORS["cross_entropy_"].every, DOORS["overwritten"].every
+_regularized_loss, _regularized = (
+    _door("cross_entropy", _their_regularized, name=name, is_first=True)
+    for name in ("regularized_cross_entropy_loss", "regularized_cross_entropy")
+)
+_check_overwriting = DOORS["overwritten"].every
 _linear_loss = DOORS["linear_cross_entropy"].every
+_linear_row_losses = DOORS["linear_cross_entropy_rows"].every
 
 
 def layer_norm(
@@ -195,7 +231,7 @@ def softmax(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """As torch.nn.functional.softmax; computed in float32 and rounded once."""
-    if dtype is not None or dim is None or type(_stacklevel) is not int:
+    if dtype is not None or dim is None or _stacklevel != 3:
         input, dim = _cast("softmax", input, dim, _stacklevel, dtype)
     return _softmax(input, dim)
 
@@ -207,7 +243,7 @@ def log_softmax(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """As torch.nn.functional.log_softmax; computed in float32 and rounded once."""
-    if dtype is not None or dim is None or type(_stacklevel) is not int:
+    if dtype is not None or dim is None or _stacklevel != 3:
         input, dim = _cast("log_softmax", input, dim, _stacklevel, dtype)
     return _log_softmax(input, dim)
 
@@ -365,24 +401,30 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     *,
     inplace: bool = False,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
 ) -> Tensor:
     """As torch.nn.functional.cross_entropy; against classes, computes the gradient with the loss.
 
-    inplace: the gradient overwrites the input, which no other operation may then use; not without
-    gradients, nor for a part of a tensor in compiled code, nor where PyTorch computes the loss. A
-    target out of range makes the loss NaN, a mean of no rows is 0. Under autocast the loss is
-    float32. PyTorch's own computes it against probabilities.
+    lse_square_scale: of a z-loss, the square of logsumexp(input), which is added to each row's.
+    softcap: the input is softcap tanh(input / softcap), but -infinity stays. inplace: the gradient
+    overwrites the input, which no other operation may then use; not without gradients, nor for a
+    part of a tensor in compiled code, nor where PyTorch computes the loss. A target out of range
+    makes the loss NaN, a mean of no rows is 0. Under autocast the loss is float32. PyTorch's own
+    computes it against probabilities, and with label smoothing and class weights together.
     """
     if not isinstance(input, Tensor) or not isinstance(target, Tensor):
         _refuse_others("cross_entropy", input=input, target=target)
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
-    reason = _unserved_loss(target, weight, label_smoothing)
-    if reason is not None:
-        options = {"ignore_index": ignore_index, "reduction": reduction}
-        options["label_smoothing"] = label_smoothing
-        function = theirs.cross_entropy
-        return call_pytorch("cross_entropy", reason, function, input, target, weight, **options)
+    is_plain = not (label_smoothing or lse_square_scale or softcap)
+    terms = () if is_plain else _terms("cross_entropy", label_smoothing, lse_square_scale, softcap)
+    if not is_plain or weight is not None or target.dtype not in _CLASSES:
+        reason = _unserved_loss(target, weight, label_smoothing)
+        if reason is not None:
+            terms = terms or (0.0, 0.0, 0.0)
+            given = (input, target, weight, ignore_index, reduction, None, *terms)
+            return call_pytorch("cross_entropy", reason, _their_regularized, *given)
     if input.dim() == 1:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
         reduced = "sum" if reduction == "none" else reduction
@@ -390,8 +432,21 @@ def cross_entropy(
         reduced = reduction
     arguments = (input, target, weight, ignore_index, reduced, _loss_dtype(input))
     if not _records(input):
-        return _loss(*arguments)
-    return _in_place(*arguments) if inplace else _loss_and_gradient(*arguments)
+        return _loss(*arguments) if is_plain else _regularized_loss(*arguments, *terms)
+    if inplace:
+        return _in_place(*arguments, *terms)
+    return _loss_and_gradient(*arguments) if is_plain else _regularized(*arguments, *terms)
+
+
+def _terms(
+    function: str, label_smoothing: float, lse_square_scale: float, softcap: float | None
+) -> tuple[float, ...]:
+    """Return label smoothing, z-loss and cap as numbers."""
+    named = {"lse_square_scale": lse_square_scale, "softcap": softcap or 0.0}
+    for name, value in named.items():
+        if not (isinstance(value, int | float) and 0 <= value < math.inf):
+            refuse(function, name, "a finite number of at least 0", shown(value))
+    return float(label_smoothing), *map(float, named.values())
 
 
 def _unserved_loss(
@@ -400,8 +455,8 @@ def _unserved_loss(
     """Return the argument of a loss that kernels refuse."""
     if target.dtype not in _CLASSES:
         return Unserved("target", "classes in int64 or int32", str(target.dtype))
-    if label_smoothing:
-        return Unserved("label_smoothing", "0", shown(label_smoothing))
+    if weight is not None and label_smoothing:
+        return Unserved("label_smoothing", "0 with a weight", shown(label_smoothing))
     if getattr(weight, "requires_grad", False):
         return Unserved("weight", "a tensor that requires no gradient", "one that does")
     return None
@@ -425,7 +480,7 @@ def _loss_dtype(x: Tensor) -> torch.dtype | None:
 def _in_place(input: Tensor, *others: Any) -> Tensor:
     """Compute the loss, and overwrite the scores by their gradient."""
     if not torch.compiler.is_compiling() and differentiates():
-        return _loss_and_gradient(input, *others)
+        return (_loss_and_gradient if len(others) == 5 else _regularized)(input, *others)
     if torch._C._are_functorch_transforms_active():
         refuse("cross_entropy", "inplace", "False inside torch.vmap", "True")
     is_whole = input.is_contiguous()
@@ -451,11 +506,11 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, is_whole: bool, *others: Any) -> Tensor:
-        data = input.detach()
+        data, prefix = input.detach(), "" if len(others) == 5 else "regularized_"
         if is_whole:
-            loss, gradient = _loss_in_place(data, *others), data
+            loss, gradient = DOORS[f"{prefix}cross_entropy_"].every(data, *others), data
         else:
-            loss, gradient = _loss_beside_gradient(data, *others)
+            loss, gradient = DOORS[f"{prefix}cross_entropy"].every(data, *others)
             if not torch.compiler.is_compiling():
                 data.copy_(gradient)
         ctx.save_for_backward(gradient)
@@ -463,7 +518,8 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> Any:
-        return scale_gradients("cross_entropy_", dloss, ctx.saved_tensors)[0], *[None] * 6
+        (dscores,) = scale_gradients("cross_entropy_", dloss, ctx.saved_tensors)
+        return dscores, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
 class _Spent(torch.autograd.Function):  # type: ignore[misc]
@@ -527,17 +583,23 @@ def linear_cross_entropy(
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     options: Any = None,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
 ) -> Tensor:
     """As torch.nn.functional.linear_cross_entropy, without all scores in memory.
 
-    input: shape (..., features), target: shape (...). Rows are processed in chunks, whose scores
-    are overwritten by their gradient; gradients are computed with the loss. PyTorch's own computes
-    it against probabilities and with more than one dimension of classes, as `options` say.
+    input: shape (..., features), target: shape (...); or (rows, features) and (rows, ...) for a
+    linear_weight of shape (classes, ..., features). Rows are processed in chunks, whose scores
+    are overwritten by their gradient; gradients are computed with the loss, for reduction='none'
+    from scores that are computed again. lse_square_scale, softcap: as of cross_entropy. PyTorch's
+    own computes it against probabilities, and with label smoothing and class weights together, as
+    `options` say; kernels choose chunks themselves.
     """
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
     _refuse_others(
         "linear_cross_entropy", {"linear_bias": linear_bias, "weight": weight}, **tensors
     )
+    terms = _terms("linear_cross_entropy", label_smoothing, lse_square_scale, softcap)
     if not torch.compiler.is_compiling() and differentiates():
         reason: Unserved | None = _DERIVATIVE
     else:
@@ -551,12 +613,12 @@ def linear_cross_entropy(
             input,
             linear_weight,
             target,
-            linear_bias=linear_bias,
-            weight=weight,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            options=options,
+            linear_bias,
+            weight,
+            reduction,
+            ignore_index,
+            options,
+            terms,
         )
     dtype, bias = None, linear_bias
     kind = input.device.type
@@ -564,10 +626,17 @@ def linear_cross_entropy(
         cast, dtype = torch.get_autocast_dtype(kind), torch.float32
         input, linear_weight = input.to(cast), linear_weight.to(cast)
         bias = None if bias is None else bias.to(cast)
-    mask = tuple([x is not None and _records(x) for x in (input, linear_weight, bias)])
-    rows, classes = input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
+    extents = linear_weight.shape[1:-1]
+    classes = target.reshape(-1, *extents) if extents else target.reshape(-1)
+    rows = input.reshape(classes.shape[0], input.shape[-1])
+    linear_weight = linear_weight.flatten(0, -2)
+    bias = None if bias is None else bias.flatten()
     ignored = -100 if ignore_index is None else ignore_index
-    others = (bias, ignored, reduction, dtype, mask)
+    if reduction == "none":
+        others = (bias, ignored, dtype, weight, *terms)
+        return _linear_row_losses(rows, linear_weight, classes, *others).reshape(target.shape)
+    mask = tuple([x is not None and _records(x) for x in (input, linear_weight, bias)])
+    others = (bias, ignored, reduction, dtype, mask, weight, *terms)
     return _linear_loss(rows, linear_weight, classes, *others)[0]
 
 
@@ -580,20 +649,24 @@ def _unserved_linear(
     reduction: str,
 ) -> Unserved | None:
     """Return the argument of a linear layer's loss that kernels refuse."""
-    if not input.dim() or linear_weight.dim() != 2 or linear_weight.shape[1] != input.shape[-1]:
+    if linear_weight.dim() < 2 or not input.dim() or linear_weight.shape[-1] != input.shape[-1]:
         features = input.shape[-1] if input.dim() else "features"
-        expected = f"shape (classes, {features}), as the input's features"
+        expected = f"shape (classes, ..., {features}), as the input's features"
         return Unserved("linear_weight", expected, f"shape {tuple(linear_weight.shape)}")
-    if target.shape != input.shape[:-1]:
-        expected = f"shape {tuple(input.shape[:-1])}, as the input without features"
+    n_classes, *extents = linear_weight.shape[:-1]
+    if extents and (input.dim() != 2 or 0 in extents):
+        expected = "shape (rows, features) where the loss has dimensions"
+        return Unserved("input", expected, f"shape {tuple(input.shape)}")
+    if target.shape != (*input.shape[:-1], *extents):
+        expected = f"shape {(*input.shape[:-1], *extents)}, as the scores without classes"
         return Unserved("target", expected, f"shape {tuple(target.shape)}")
-    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:1]:
-        expected = f"shape ({linear_weight.shape[0]},), as the classes"
-        return Unserved("linear_bias", expected, f"shape {tuple(linear_bias.shape)}")
-    if weight is not None:
-        return Unserved("weight", "None", "a tensor")
-    if reduction not in ("mean", "sum"):
-        return Unserved("reduction", "'mean' or 'sum'", shown(reduction))
+    shapes = {"linear_bias": (linear_bias, (n_classes, *extents)), "weight": (weight, (n_classes,))}
+    for name, (tensor, shape) in shapes.items():
+        if tensor is not None and tensor.shape != shape:
+            expected = f"shape {shape}, as the classes"
+            return Unserved(name, expected, f"shape {tuple(tensor.shape)}")
+    if reduction not in ("mean", "sum", "none"):
+        return Unserved("reduction", "'mean', 'sum' or 'none'", shown(reduction))
     layer = (input, linear_weight) if linear_bias is None else (input, linear_weight, linear_bias)
     if len({x.dtype for x in layer}) > 1 and not torch.is_autocast_enabled(input.device.type):
         return Unserved("input", f"dtype {linear_weight.dtype}", str(input.dtype))
@@ -604,24 +677,30 @@ def _their_linear_loss(
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
-    *,
     linear_bias: Tensor | None,
     weight: Tensor | None,
     reduction: str,
     ignore_index: int | None,
-    label_smoothing: float,
     options: Any,
+    terms: tuple[float, ...],
 ) -> Tensor:
-    """Call PyTorch's function; before 2.13, which has none, its parts."""
-    named: dict[str, Any] = {"weight": weight, "reduction": reduction}
-    named["label_smoothing"] = label_smoothing
-    if hasattr(theirs, "linear_cross_entropy"):
-        named |= {"linear_bias": linear_bias, "ignore_index": ignore_index, "options": options}
-        return theirs.linear_cross_entropy(input, linear_weight, target, **named)
+    """Call PyTorch's function, or its parts where it lacks an argument; 2.13 is its first."""
+    if hasattr(theirs, "linear_cross_entropy") and not any(terms[1:]):
+        return theirs.linear_cross_entropy(
+            input,
+            linear_weight,
+            target,
+            linear_bias=linear_bias,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=terms[0],
+            options=options,
+        )
     bias = None if linear_bias is None else linear_bias.flatten()
     scores = theirs.linear(input, linear_weight.flatten(0, -2), bias)
     scores = scores.reshape(*input.shape[:-1], *linear_weight.shape[:-1])
     if target.shape == scores.shape and ignore_index is not None:
         refuse("linear_cross_entropy", "ignore_index", "None with probabilities", f"{ignore_index}")
     ignored = -100 if ignore_index is None else ignore_index
-    return theirs.cross_entropy(scores, target, ignore_index=ignored, **named)
+    return _their_regularized(scores, target, weight, ignored, reduction, None, *terms)

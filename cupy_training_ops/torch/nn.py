@@ -94,7 +94,9 @@ class Softmax(Replacement, nn.Softmax):  # type: ignore[misc]
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():
             return super().forward(input).to(input.dtype)
-        return functional.softmax(input, self.dim, 4)
+        if self.dim is None:
+            return functional.softmax(input, None, 5)
+        return functional.softmax(input, self.dim)
 
     @staticmethod
     def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
@@ -107,7 +109,9 @@ class LogSoftmax(Replacement, nn.LogSoftmax):  # type: ignore[misc]
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():
             return super().forward(input).to(input.dtype)
-        return functional.log_softmax(input, self.dim, 4)
+        if self.dim is None:
+            return functional.log_softmax(input, None, 5)
+        return functional.log_softmax(input, self.dim)
 
     @staticmethod
     def unsupported_argument(module: Any) -> tuple[str, str, str] | None:

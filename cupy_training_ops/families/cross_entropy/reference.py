@@ -142,13 +142,35 @@ def cross_entropy_loss_and_grad(
     reduction: str,
     output_type: Dtype | None,
     check: bool,  # noqa: ARG001
+    label_smoothing: float,
+    lse_square_scale: float,
+    softcap: float,
 ) -> _Pair:
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
-    loss, _ = rows.forward(scores, 1, reduction, output_type or scores.dtype)
+    capped = _wide(scores)
+    cap_slope = np.ones(())
+    if softcap:
+        is_masked = np.isneginf(capped)
+        relative = np.tanh(capped / softcap)
+        capped = np.where(is_masked, -np.inf, softcap * relative)
+        cap_slope = np.where(is_masked, 0, (1 - relative) * (1 + relative))
+    log_prob = _log_softmax(capped, 1)
+    losses = -(1 - label_smoothing) * rows.pick(log_prob, 1)
+    if label_smoothing:
+        losses -= label_smoothing * log_prob.sum(1) / max(scores.shape[1], 1)
+    lse = np.zeros(())
+    if lse_square_scale:
+        largest = capped.max(1, initial=-np.inf)
+        lse = largest + np.log(np.exp(capped - np.expand_dims(largest, 1)).sum(1))
+        losses += lse_square_scale * lse**2
+    loss = rows.loss(in_range(losses, scores.dtype), reduction)
     scale = 1.0 if loss_scale is None else float(np.ravel(loss_scale)[0])
     slope = np.full(labels.shape if reduction == "none" else (), scale)
-    softmax = np.exp(_log_softmax(_wide(scores), 1))
-    return loss, rows.gradient(slope, softmax, 1, reduction, None, scores.dtype)
+    grown = np.exp(log_prob) * np.expand_dims(1 + 2 * lse_square_scale * lse, 1 if lse.ndim else ())
+    softmax = grown - label_smoothing / max(scores.shape[1], 1)
+    of_label = 1 - label_smoothing
+    gradient = rows.gradient(slope, softmax, 1, reduction, None, scores.dtype, of_label, cap_slope)
+    return cast(loss, output_type or scores.dtype), gradient
 
 
 class _Rows:
@@ -186,10 +208,15 @@ class _Rows:
     def forward(self, scores: HostArray, axis: int, reduction: str, out: Dtype) -> _Pair:
         """Loss and log-probabilities."""
         log_prob = _log_softmax(_wide(scores), axis)
-        own = in_range(-self._pick(log_prob, axis), scores.dtype)
-        losses = np.where(self.weights == 0, 0, self.weights * own)
-        losses = np.where(self.outside, np.nan, losses)
-        return cast(_reduce(losses, self.weights, reduction), out), cast(log_prob, out)
+        own = in_range(-self.pick(log_prob, axis), scores.dtype)
+        return cast(self.loss(own, reduction), out), cast(log_prob, out)
+
+    @quiet
+    def loss(self, losses: HostArray, reduction: str) -> HostArray:
+        """Reduce unweighted losses of rows."""
+        weighted = np.where(self.weights == 0, 0, self.weights * losses)
+        weighted = np.where(self.outside, np.nan, weighted)
+        return _reduce(weighted, self.weights, reduction)
 
     @quiet
     def gradient(
@@ -200,18 +227,23 @@ class _Rows:
         reduction: str,
         bias: HostArray | None,
         out: Dtype,
+        of_label: float = 1.0,
+        cap_slope: HostArray | float = 1.0,
     ) -> HostArray:
-        """Gradient of the scores, from that of the loss."""
+        """Gradient of the scores, from that of the loss.
+
+        of_label: the target of the label's class. cap_slope: multiplies each element.
+        """
         divisor = self.weights.sum() if reduction == "mean" else 1.0
         scale = _slope(dy, self.weights.shape, reduction) * self.weights / divisor
         zero = np.expand_dims((self.weights == 0) | (divisor == 0), axis)
         is_label = np.arange(softmax.shape[axis]) == self.classes[..., None]
-        difference = softmax - np.moveaxis(is_label, -1, axis)
+        difference = (softmax - of_label * np.moveaxis(is_label, -1, axis)) * cap_slope
         gradient = np.where(zero, 0, difference * np.expand_dims(scale, axis))
         gradient = np.where(np.expand_dims(self.outside, axis), np.nan, gradient)
         return cast(gradient if bias is None else gradient + _wide(bias), out)
 
-    def _pick(self, log_prob: HostArray, axis: int) -> HostArray:
+    def pick(self, log_prob: HostArray, axis: int) -> HostArray:
         """The log-probability of each row's label."""
         if log_prob.shape[axis] == 0:
             return np.zeros(self.classes.shape)
