@@ -44,9 +44,6 @@ using A = Acc<T>;
 constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > NBYTES_BESIDE_WIDER
                                     ? NBYTES_BESIDE_WIDER
                                     : NBYTES;
-constexpr int REGULARIZED_NBYTES = sizeof(T) == 8                     ? 16
-                                   : NBYTES > MOST_REGULARIZED_NBYTES ? MOST_REGULARIZED_NBYTES
-                                                                      : NBYTES;
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
 
@@ -363,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 
 // loss_and_gradient with smoothed labels, a square of the logarithm of the sum, and capped scores; see
 // regularized.cuh. Rows are contiguous.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     cross_entropy__regularized_rows(const T* scores, const void* labels, const void* weights,
                                     const __grid_constant__ Rule rule, T* gradient, TOUT* output,
                                     Acc<T>* losses, const __grid_constant__ Either<1> scale,
@@ -383,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
                                static_cast<A>(smoothing),
                                static_cast<A>(square),
                                static_cast<A>(cap)};
-    call.line(seated_row_of<vec::WIDTH<T>, REGULARIZED_NBYTES / 16>(n_rows, length, threads),
+    call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
               RowThreads<A>{threads, of_warp});
 }
 // loss_and_gradient with smoothed labels, a square of the logarithm of the sum, and capped scores; see

@@ -10,8 +10,7 @@ using math::exp::logarithm;
 using namespace row_softmax;
 
 __device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
-// Not inlined: two copies made the kernel spill.
-__device__ __noinline__ double tanh_of(double x) { return tanh(x); }
+__device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
 
 // cap tanh(x / cap), or x where cap is 0. -inf stays: masked classes have no part.
 template <class A>

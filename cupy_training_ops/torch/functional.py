@@ -102,7 +102,7 @@ def _unserved_dim(input: Tensor, _: int) -> Unserved | None:
 
 def _unserved_eps(*arguments: Any) -> Unserved | None:
     eps = arguments[-1]
-    return Unserved("eps", "0 or more", shown(eps)) if eps < 0 else None
+    return Unserved("eps", "0 or more", eps) if eps < 0 else None
 
 
 def _their_gelu(input: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
@@ -171,9 +171,11 @@ _log_softmax = _door("log_softmax", theirs.log_softmax, find_unserved=_unserved_
 _dropout, _embedding = DOORS["bitmask_dropout"], _door("embedding", _their_embedding)
 _loss = _door("cross_entropy", _their_loss, name="cross_entropy_loss")
 _loss_and_gradient = _door("cross_entropy", _their_loss, is_first=True)
-_regularized_loss, _regularized = (
-    _door("cross_entropy", _their_regularized, name=name, is_first=True)
-    for name in ("regularized_cross_entropy_loss", "regularized_cross_entropy")
+_regularized_loss = _door(
+    "cross_entropy", _their_regularized, name="regularized_cross_entropy_loss"
+)
+_regularized = _door(
+    "cross_entropy", _their_regularized, name="regularized_cross_entropy", is_first=True
 )
 _check_overwriting = DOORS["overwritten"].every
 _linear_loss = DOORS["linear_cross_entropy"].every
@@ -385,9 +387,9 @@ def _unserved_embedding(
     _: Any, max_norm: float | None, __: float, scale_grad_by_freq: bool, sparse: bool
 ) -> Unserved:
     if max_norm is not None:
-        return Unserved("max_norm", "None", shown(max_norm))
+        return Unserved("max_norm", "None", max_norm)
     name, value = ("sparse", sparse) if sparse else ("scale_grad_by_freq", scale_grad_by_freq)
-    return Unserved(name, "False", shown(value))
+    return Unserved(name, "False", value)
 
 
 def cross_entropy(
@@ -456,7 +458,7 @@ def _unserved_loss(
     if target.dtype not in _CLASSES:
         return Unserved("target", "classes in int64 or int32", str(target.dtype))
     if weight is not None and label_smoothing:
-        return Unserved("label_smoothing", "0 with a weight", shown(label_smoothing))
+        return Unserved("label_smoothing", "0 with a weight", label_smoothing)
     if getattr(weight, "requires_grad", False):
         return Unserved("weight", "a tensor that requires no gradient", "one that does")
     return None
@@ -666,7 +668,7 @@ def _unserved_linear(
             expected = f"shape {shape}, as the classes"
             return Unserved(name, expected, f"shape {tuple(tensor.shape)}")
     if reduction not in ("mean", "sum", "none"):
-        return Unserved("reduction", "'mean', 'sum' or 'none'", shown(reduction))
+        return Unserved("reduction", "'mean', 'sum' or 'none'", repr(reduction))
     layer = (input, linear_weight) if linear_bias is None else (input, linear_weight, linear_bias)
     if len({x.dtype for x in layer}) > 1 and not torch.is_autocast_enabled(input.device.type):
         return Unserved("input", f"dtype {linear_weight.dtype}", str(input.dtype))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from ..errors import ArgumentError, DtypeError, pass_on
+from ..errors import ArgumentError, DtypeError, pass_on, shown
 from ..forks import Locked
 
 _counts = Counter[str]()
@@ -22,11 +22,14 @@ _shared = Locked()
 
 
 class Unserved(NamedTuple):
-    """An argument that no kernel takes: its name, the values that kernels take, its value."""
+    """An argument that no kernel takes: its name, the values that kernels take, its value or kind.
+
+    Made in compiled regions too, where a value is not yet a text.
+    """
 
     argument: str
     expected: str
-    got: str
+    got: object
 
 
 class ArgumentRuntimeError(ArgumentError, RuntimeError):
@@ -89,7 +92,8 @@ def call_pytorch(
     _count(function, reason.argument)
     if torch.compiler.is_compiling():
         return theirs(*arguments, **named)
-    message = f"{function}: {reason.argument}: expected {reason.expected}, got {reason.got}"
+    got = reason.got if isinstance(reason.got, str) else shown(reason.got)
+    message = f"{function}: {reason.argument}: expected {reason.expected}, got {got}"
     return _call(message, theirs, arguments, named)
 
 

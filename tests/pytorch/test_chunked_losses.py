@@ -184,7 +184,7 @@ def test_gradients_that_are_not_wanted_are_not_made(leaf, labels) -> None:
 
 def test_what_it_does_not_serve_is_refused_in_words(leaf, labels) -> None:
     hidden, weight, target = leaf(8, 16), leaf(32, 16), labels(32, 8)
-    with pytest.raises(ArgumentError, match=r"reduction: expected .*'mean' or 'sum', got 'all'"):
+    with pytest.raises(ArgumentError, match="reduction: expected 'mean', 'sum' or 'none', got"):
         functional.linear_cross_entropy(hidden, weight, target, reduction="all")
     with pytest.raises(ArgumentError, match=r"target: expected shape \(8,\)"):
         functional.linear_cross_entropy(hidden, weight, target[:4])

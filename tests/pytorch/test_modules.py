@@ -29,7 +29,7 @@ MADE = {
     "Softmax": {"dim": 0},
 }
 LACKING = [
-    ("CrossEntropyLoss", {"label_smoothing": 0.1}),
+    ("CrossEntropyLoss", {"weight": torch.linspace(0, 2, 16), "label_smoothing": 0.1}),
     ("Dropout", {"p": 0.5, "inplace": True}),
     ("Embedding", {"num_embeddings": 9, "embedding_dim": 4, "max_norm": 1.0}),
     ("Embedding", {"num_embeddings": 9, "embedding_dim": 4, "sparse": True}),

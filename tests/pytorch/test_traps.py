@@ -332,7 +332,7 @@ WRONG = [
     (lambda: functional.dropout(X, None), "dropout: p: expected a number from 0 to 1, got None"),
     (
         lambda: functional.linear_cross_entropy(X, torch.ones(10, 7), torch.ones(4).long()),
-        r"linear_cross_entropy: linear_weight: expected shape \(classes, 8\), .* shape \(10, 7\)",
+        r"linear_cross_entropy: linear_weight: expected shape \(classes, \.\.\., 8\), .* \(10, 7\)",
     ),
     (lambda: functional.layer_norm(X, (8.0,)), r"normalized_shape: .* integers, got \(8\.0,\)"),
     (lambda: functional.relu(3), "relu: input: expected a tensor, got 3"),

@@ -15,9 +15,9 @@ from ...forks import computed_once
 from ...planning.lines import MANY_ROWS, Kernels, Lines, Registers, division, register_nbytes
 from ...rules.widening import computed_in
 from .facts import (
-    MOST_REGULARIZED_NBYTES,
     N_SUMS,
     NBYTES_BESIDE_WIDER,
+    REGULARIZED_THREADS,
     SUM_THREADS,
     Rule,
 )
@@ -238,7 +238,7 @@ def both(
         args,
         (scores,),
         gradient,
-        most_nbytes=MOST_REGULARIZED_NBYTES if terms else HELD_NBYTES,
+        most_threads=REGULARIZED_THREADS if terms else MAX_THREADS,
         t_written=scores.dtype,
     )
     return rows.plan(divides, launch, rows.total(output, losses[1], targets))
