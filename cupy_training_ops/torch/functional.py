@@ -419,14 +419,15 @@ def cross_entropy(
         _refuse_others("cross_entropy", input=input, target=target)
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
-    is_plain = not (label_smoothing or lse_square_scale or softcap)
-    terms = () if is_plain else _terms("cross_entropy", label_smoothing, lse_square_scale, softcap)
-    if not is_plain or weight is not None or target.dtype not in _CLASSES:
+    terms: tuple[float, ...] = ()
+    has_terms = label_smoothing or lse_square_scale or softcap
+    if has_terms or weight is not None or target.dtype not in _CLASSES:
+        terms = _terms("cross_entropy", label_smoothing, lse_square_scale, softcap)
         reason = _unserved_loss(target, weight, label_smoothing)
         if reason is not None:
-            terms = terms or (0.0, 0.0, 0.0)
             given = (input, target, weight, ignore_index, reduction, None, *terms)
             return call_pytorch("cross_entropy", reason, _their_regularized, *given)
+        terms = terms if has_terms else ()
     if input.dim() == 1:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
         reduced = "sum" if reduction == "none" else reduction
@@ -434,21 +435,24 @@ def cross_entropy(
         reduced = reduction
     arguments = (input, target, weight, ignore_index, reduced, _loss_dtype(input))
     if not _records(input):
-        return _loss(*arguments) if is_plain else _regularized_loss(*arguments, *terms)
+        return _regularized_loss(*arguments, *terms) if terms else _loss(*arguments)
     if inplace:
         return _in_place(*arguments, *terms)
-    return _loss_and_gradient(*arguments) if is_plain else _regularized(*arguments, *terms)
+    return _regularized(*arguments, *terms) if terms else _loss_and_gradient(*arguments)
 
 
 def _terms(
     function: str, label_smoothing: float, lse_square_scale: float, softcap: float | None
 ) -> tuple[float, ...]:
     """Return label smoothing, z-loss and cap as numbers."""
-    named = {"lse_square_scale": lse_square_scale, "softcap": softcap or 0.0}
-    for name, value in named.items():
-        if not (isinstance(value, int | float) and 0 <= value < math.inf):
+    cap = 0.0 if softcap is None else softcap
+    values = {"label_smoothing": label_smoothing, "lse_square_scale": lse_square_scale}
+    for name, value in (*values.items(), ("softcap", cap)):
+        if not hasattr(value, "__float__"):
+            refuse(function, name, "a number", shown(value))
+        if name != "label_smoothing" and not 0 <= value < math.inf:
             refuse(function, name, "a finite number of at least 0", shown(value))
-    return float(label_smoothing), *map(float, named.values())
+    return float(label_smoothing), float(lse_square_scale), float(cap)
 
 
 def _unserved_loss(

@@ -198,13 +198,13 @@ def test_errors_are_of_both_types(leaf) -> None:
 
 def test_terms_are_refused_in_words(leaf, labels) -> None:
     x, target = leaf(8, 16), labels(16, 8)
-    for named in ({"softcap": -1.0}, {"lse_square_scale": float("nan")}, {"softcap": "much"}):
+    for named in ({"softcap": -1.0}, {"lse_square_scale": float("nan")}, {"label_smoothing": "a"}):
         (name,) = named
         for function, given in (
             (functional.cross_entropy, (x, target)),
             (functional.linear_cross_entropy, (x, leaf(16, 16), target)),
         ):
-            message = f"{function.__name__}: {name}: expected a finite number of at least 0"
+            message = f"{function.__name__}: {name}: expected a (finite )?number"
             with pytest.raises(ArgumentError, match=message):
                 function(*given, **named)
     with pytest.raises(ArgumentError, match="inplace: expected False with a bias or residual"):
