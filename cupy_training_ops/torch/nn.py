@@ -177,8 +177,8 @@ class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
 
     @staticmethod
     def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
-        if module.label_smoothing:
-            return "label_smoothing", "0.0", shown(module.label_smoothing)
+        if module.label_smoothing and module.weight is not None:
+            return "label_smoothing", "0.0 with a weight", shown(module.label_smoothing)
         return None
 
 

@@ -153,6 +153,9 @@ def test_convert_says_what_it_swapped_and_what_not() -> None:
         "swapped 1 Dropout, 1 Embedding, 1 GELU, 1 LayerNorm, 1 LogSoftmax, 1 RMSNorm",
         "left 7: Softmax with dim=None (expected a dimension)",
         "left 8: Dropout with inplace=True (expected False)",
+        "left every Linear: no kernel of this package computes it",
+        "left every Norm: a subclass of LayerNorm, which may compute something else",
+        "left every ReLU: most models save its result anyway, for the next layer",
     ]
     assert [type(swapped[i]) for i in (0, 4)] == [nn.Embedding, Norm]
 
@@ -171,6 +174,7 @@ def test_convert_leaves_what_it_is_told_to() -> None:
     found = convert(swapped, skip=("Dropout", "GELU"))
     assert set(found.swapped.values()) == {"Embedding", "LayerNorm", "RMSNorm", "LogSoftmax"}
     assert not found.left
+    assert found.left_classes["Dropout"] == found.left_classes["GELU"] == "named in skip"
     assert type(swapped[5]) is theirs.Dropout
     for skip in ("Dropout", ("ReLU",)):
         with pytest.raises(ArgumentError, match="convert: skip: expected names of CrossEntropyLo"):
@@ -194,7 +198,25 @@ def test_a_converted_model_is_as_before(labels) -> None:
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
     assert seen == [1]
-    assert str(convert(converted)) == "swapped nothing"
+    again = convert(converted)
+    assert not again.swapped
+    assert set(again.left_classes) == {"Linear", "Norm", "ReLU"}
+
+
+def test_undo_puts_all_back(labels) -> None:
+    """Parameters and what they were trained to stay; a second time nothing is left to do."""
+    network, other = model(), theirs.CrossEntropyLoss(label_smoothing=0.1)
+    whole = theirs.ModuleDict({"model": network, "loss": other})
+    before, parameters = [type(m) for m in whole.modules()], list(whole.parameters())
+    found = convert(whole)
+    assert type(other) is nn.CrossEntropyLoss
+    expected = network(labels(9, 7))
+    for _ in range(2):
+        found.undo()
+        assert [type(m) for m in whole.modules()] == before
+    assert all(a is b for a, b in zip(whole.parameters(), parameters, strict=True))
+    assert convert(whole).swapped == found.swapped
+    assert expected.shape == (7, 16)
 
 
 def test_a_converted_model_is_copied_and_pickled() -> None:
@@ -270,7 +292,12 @@ def test_rms_norms_of_transformers_are_swapped(leaf, monkeypatch) -> None:
         "transformers.models.llama.modeling_llama", "LlamaRMSNorm", variance_epsilon=1e-6
     )
     cls, expected = type(norm), norm(x)
-    assert convert(norm).swapped == {"": "LlamaRMSNorm"}
+    found = convert(norm)
+    assert found.swapped == {"": "LlamaRMSNorm"}
+    assert str(convert(norm)) == "swapped nothing"
+    found.undo()
+    assert type(norm) is cls
+    convert(norm)
     assert isinstance(norm, cls)
     torch.testing.assert_close(norm(x), expected)
     compiled = torch.compile(norm, fullgraph=True, backend="aot_eager")  # theirs, again
@@ -280,7 +307,9 @@ def test_rms_norms_of_transformers_are_swapped(leaf, monkeypatch) -> None:
         rms_norm_of("transformers.models.gemma.modeling_gemma", "GemmaRMSNorm", eps=1e-6),
     )
     for other in others:
-        assert not convert(other).swapped
+        left = convert(other)
+        assert not left.swapped
+        assert set(left.left_classes.values()) == {"not of the form of transformers' RMS norms"}
     for name in ("transformers", cls.__module__):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(LlamaRMSNorm=cls))
     for again in (copy.deepcopy(norm), pickle.loads(pickle.dumps(norm))):
