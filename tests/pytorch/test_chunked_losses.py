@@ -257,3 +257,19 @@ def test_terms_over_chunks(leaf, dtype, reduction) -> None:
     )
     for a, b in zip(found, exact, strict=True):
         assert (a - b).norm() <= (1e-10 if dtype == torch.float64 else 2e-2) * b.norm()
+
+
+@small
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_a_large_z_loss_fit(leaf, dtype) -> None:
+    """Each row's gradient of one class is 16, in the same direction."""
+    target = torch.zeros(700, dtype=torch.int64)
+    hidden, weight = torch.ones(700, 24), leaf(256, 24).detach() / 100
+    weight[1] = 0.65
+    leaves = [x.to(dtype).requires_grad_() for x in (hidden, weight)]
+    functional.linear_cross_entropy(*leaves, target, lse_square_scale=0.5).backward()
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    scores = theirs.linear(*wide)
+    (theirs.cross_entropy(scores, target) + 0.5 * scores.logsumexp(1).square().mean()).backward()
+    for a, b in zip(leaves, wide, strict=True):
+        assert (a.grad - b.grad).norm() <= 2e-2 * b.grad.norm()

@@ -332,7 +332,7 @@ def _bounded(x: Tensor | None, wide: torch.dtype) -> tuple[Any, Any]:
         return None, 1
     x = x.to(wide)
     largest = x.abs().amax() if x.numel() else x.new_ones(())
-    largest = torch.where(largest == 0, 1, largest)
+    largest.masked_fill_(largest == 0, 1)
     return x / largest, largest
 
 
@@ -362,7 +362,8 @@ def _sum_chunks(
     hidden, weight, _ = layer
     wide, target = _wide(hidden), targets.target
     loss = hidden.new_zeros(target.shape if targets.op.reduction == "none" else (), dtype=wide)
-    divisor = torch.as_tensor(divisor, dtype=wide, device=hidden.device)
+    if not isinstance(divisor, Tensor):
+        divisor = hidden.new_full((), divisor, dtype=wide)
     pieces = list(chunks(len(hidden), len(weight) * hidden.element_size()))
     sums = _Sums(layer, mask, len(pieces), targets.headroom)
     scale = target.new_full((1,), sums.scale, dtype=torch.float32)
@@ -416,9 +417,9 @@ def _count(
     if class_weight is None:
         return counts.sum().clamp(min=1)
     inside = (target >= 0) & (target < n_classes)
-    weights = torch.where(inside, class_weight[target.clamp(0, max(n_classes - 1, 0))], 1)
-    total = torch.where(counts, weights, 0).sum()
-    return torch.where(total == 0, 1, total)
+    weights = class_weight[target.clamp(0, max(n_classes - 1, 0))]
+    total = weights.masked_fill_(~inside, 1).masked_fill_(~counts, 0).sum()
+    return total.masked_fill_(total == 0, 1)
 
 
 def _fake_linear(*arguments: Any) -> tuple[Tensor, ...]:
