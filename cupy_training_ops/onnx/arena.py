@@ -141,5 +141,5 @@ class Arena:
 
     @property
     def is_used(self) -> bool:
-        """True if all of the plan was taken."""
+        """True if all of the plan was used."""
         return self._next == len(self._plan.sizes)

@@ -38,7 +38,7 @@ class Captures:
         self._side: graphs.SideStream | None = None
 
     def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
-        """The session's results; of its feeds those that are not fixed are given."""
+        """The session's results; `feeds` are those that are not fixed."""
         arrays = {name: self._session.as_fed(name, value) for name, value in feeds.items()}
         self._session.extents.check(arrays, self._session.caller)
         for name, value in arrays.items():

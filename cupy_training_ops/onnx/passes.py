@@ -212,7 +212,8 @@ def split_sequences(graph: Graph) -> Graph:
     constants, nodes, parts = dict(graph.constants), [], {}
     for node in graph.nodes:
         name = node.outputs[0] if node.outputs else ""
-        if node.op_type == "SplitToSequence" and node.is_standard and name not in ends:
+        is_split = node.op_type == "SplitToSequence" and node.is_standard and node.inputs
+        if is_split and name not in ends:
             sizes = _sizes_of_parts(graph, node)
             places = [_part_number(graph, reader, sizes) for reader in readers.get(name, ())]
             if sizes and None not in places:
@@ -223,7 +224,7 @@ def split_sequences(graph: Graph) -> Graph:
                     "Split", "", 13, (node.inputs[0], f"{name}::split"), outputs, axis, name
                 )
                 parts[name] = outputs
-        elif node.op_type == "SequenceAt" and node.inputs[0] in parts:
+        elif node.op_type == "SequenceAt" and parts.keys() & node.inputs[:1]:
             outputs = parts[node.inputs[0]]
             part = outputs[int(graph.constants[node.inputs[1]])]
             node = Node("Identity", "", 13, (part,), node.outputs, name=node.name)
@@ -246,8 +247,13 @@ def _sizes_of_parts(graph: Graph, node: Node) -> list[int]:
 
 def _part_number(graph: Graph, reader: Node, sizes: Sequence[int]) -> int | None:
     """The number of the part that a node takes; None if it does something else."""
-    place = graph.constants.get(reader.inputs[1]) if reader.op_type == "SequenceAt" else None
-    return int(place) if place is not None and -len(sizes) <= place < len(sizes) else None
+    is_part = reader.op_type == "SequenceAt" and len(reader.inputs) == 2
+    place = graph.constants.get(reader.inputs[1]) if is_part else None
+    return (
+        int(place)
+        if place is not None and place.size == 1 and -len(sizes) <= place < len(sizes)
+        else None
+    )
 
 
 # ---- products that do what is written around them: transpose, scale ------------------------------

@@ -54,7 +54,9 @@ class Runner:
     shapes_only: bool = False
     grows: bool = False
     views: Mapping[int, int] = field(default_factory=dict)
-    updates: frozenset[int] = frozenset()  # inputs that are written in place, whoever else has them
+    updates: frozenset[int] = (
+        frozenset()
+    )  # inputs that are written in place, also where others read them
     keeps: bool = False
     overwrites: tuple[int, ...] = ()  # inputs of the first result's type and, if largest, shape
     refuse_types: Callable[[Sequence[Dtype | None]], None] | None = None  # of inputs

@@ -77,6 +77,11 @@ class Session:
         graph, self.model, problems = read_model(model)
         if not hasattr(xp, "ndarray"):
             refuse("Session", "xp", "numpy or cupy, the module", shown(xp))
+        if any(node.op_type == "Gradient" for node in graph.nodes):
+            from .gradients import with_gradients
+
+            graph = with_gradients(graph, problems)
+            problems.refuse()
         graph = prepare(with_bodies(graph, problems), problems, _check_seed(seed))
         if tf32:
             graph = graph.with_attributes(TAKE_TF32, allow_tf32=1)

@@ -47,7 +47,7 @@ class TrainingSession(Transactional):
     inputs as CUDA graphs, and replay them from then on. What is read on the host belongs to the
     form. What cannot be captured is refused then, with the node's name.
 
-    Inputs are given by position or by name, as the training model has them. Parameters and
+    Inputs come by position or by name, as the training model has them. Parameters and
     gradients are arrays that steps update in place. Nothing waits for the device: a loss is an
     array, too.
 
@@ -86,6 +86,7 @@ class TrainingSession(Transactional):
         loss: Any,
         trainable: Collection[str] | None = None,
         frozen: Collection[str] | None = None,
+        tied: Collection[str] | None = None,
         optimizer: str = "AdamW",
         clip_norm: float | None = None,
         xp: Any = np,
@@ -100,10 +101,11 @@ class TrainingSession(Transactional):
         model: a path, the bytes of a file, or an onnx.ModelProto. loss: "cross_entropy" (labels of
         the classes along axis 1 of the first output), "mse", "l1", "bce_with_logits", or the name
         of an output that is one number. trainable: the names of initializers that are trained; by
-        default all real ones of one dimension or more. frozen: those that are not. optimizer:
-        "AdamW", with `numbers` alpha=0.9, beta=0.999, epsilon=1e-8 and weight_decay=0.01, or "SGD".
-        clip_norm: the largest norm of all gradients together. Other arguments as of
-        TrainingSession.
+        default all real ones of one dimension or more. frozen: those that are not. tied: those that
+        are one parameter although Identity gives them several names; by default those whose
+        elements differ, as exporters share new biases and scales. optimizer: "AdamW", with
+        `numbers` alpha=0.9, beta=0.999, epsilon=1e-8 and weight_decay=0.01, or "SGD". clip_norm:
+        the largest norm of all gradients together. Other arguments as of TrainingSession.
 
             session = TrainingSession.from_model("model.onnx", loss="cross_entropy")
             loss = session.step(x, labels)
@@ -117,6 +119,7 @@ class TrainingSession(Transactional):
             loss=loss,
             trainable=trainable,
             frozen=frozen,
+            tied=tied,
             optimizer=optimizer,
             clip_norm=clip_norm,
             **numbers,

@@ -31,9 +31,9 @@ def on_gpu(array: np.ndarray, offset: int = 0):
     import cupy
 
     whole = cupy.empty(array.size + offset, array.dtype)
-    found = whole[offset:].reshape(array.shape)
-    found[...] = cupy.asarray(array)
-    return found
+    actual = whole[offset:].reshape(array.shape)
+    actual[...] = cupy.asarray(array)
+    return actual
 
 
 def result(op: str, *inputs, **attributes):
@@ -42,66 +42,66 @@ def result(op: str, *inputs, **attributes):
 
 
 @pytest.fixture
-def taken(monkeypatch) -> list[bool]:
+def vectorized(monkeypatch) -> list[bool]:
     """Whether the kernels took each call."""
-    found: list[bool] = []
+    actual: list[bool] = []
     computed = elementwise.compute_by_vectors
 
-    def watched(*given):
-        answer = computed(*given)
-        found.append(answer is not None)
+    def watched(*operands):
+        answer = computed(*operands)
+        actual.append(answer is not None)
         return answer
 
     monkeypatch.setattr(elementwise, "compute_by_vectors", watched)
-    return found
+    return actual
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize(("a", "b", "takes"), SHAPES)
-def test_two_operands(a, b, takes, dtype, rng, taken) -> None:
+def test_two_operands(a, b, takes, dtype, rng, vectorized) -> None:
     x, y = (np.asarray(rng.standard_normal(shape) + 3, dtype) for shape in (a, b))
     for op, name in NAMES.items():
         with np.errstate(over="ignore"):
             expected = getattr(np, name)(x, y)
-        found = result(op, on_gpu(x), on_gpu(y))
-        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-        np.testing.assert_array_equal(found.get(), expected)
+        actual = result(op, on_gpu(x), on_gpu(y))
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_array_equal(actual.get(), expected)
     if dtype == np.float32:
-        assert taken == [takes] * len(NAMES)
+        assert vectorized == [takes] * len(NAMES)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("offset", [0, 1, 4])
-def test_memory_past_a_vector_is_left_to_cupy(offset: int, rng, taken) -> None:
+def test_memory_past_a_vector_is_left_to_cupy(offset: int, rng, vectorized) -> None:
     x, y = rng.standard_normal((2, 129, 515)).astype(np.float32)
     np.testing.assert_array_equal(result("Add", on_gpu(x, offset), on_gpu(y)).get(), x + y)
-    assert taken == [offset != 1]
+    assert vectorized == [offset != 1]
 
 
 @pytest.mark.gpu
-def test_relu_keeps_nan(rng, taken) -> None:
+def test_relu_keeps_nan(rng, vectorized) -> None:
     x = rng.standard_normal((129, 515)).astype(np.float32)
     x[:, :4] = np.nan, np.inf, -np.inf, 0
     np.testing.assert_array_equal(result("Relu", on_gpu(x)).get(), np.maximum(x, 0))
-    assert taken == [True]
+    assert vectorized == [True]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(64, 64), (1, 64, 64), (8, 64, 64), (64,), ()])
-def test_a_mask_chooses(shape, rng, taken) -> None:
+def test_a_mask_chooses(shape, rng, vectorized) -> None:
     mask = np.asarray(rng.random(shape) < 0.5)
     x = rng.standard_normal((8, 64, 64)).astype(np.float32)
     for y in (np.float32(-1e4), rng.standard_normal((8, 64, 64)).astype(np.float32)):
-        found = result("Where", on_gpu(mask), on_gpu(x), on_gpu(np.asarray(y)))
-        np.testing.assert_array_equal(found.get(), np.where(mask, x, y))
-    assert taken == [True, True]
+        actual = result("Where", on_gpu(mask), on_gpu(x), on_gpu(np.asarray(y)))
+        np.testing.assert_array_equal(actual.get(), np.where(mask, x, y))
+    assert vectorized == [True, True]
 
 
-def test_numpy_is_not_asked(taken, rng) -> None:
+def test_numpy_is_not_asked(vectorized, rng) -> None:
     x = rng.standard_normal((129, 515))
     np.testing.assert_array_equal(result("Add", x, x), x + x)
-    assert taken == []
+    assert vectorized == []
 
 
 @pytest.mark.gpu
@@ -111,6 +111,6 @@ def test_numpy_is_not_asked(taken, rng) -> None:
 @pytest.mark.parametrize("offset", [0, 1])
 def test_transposes(dtype, perm, last: int, offset: int, rng) -> None:
     x = (rng.standard_normal((3, 4, 5, last)) * 9).astype(dtype)
-    found = result("Transpose", on_gpu(x, offset), perm=list(perm))
-    assert found.dtype == x.dtype
-    np.testing.assert_array_equal(found.get(), x.transpose(perm))
+    actual = result("Transpose", on_gpu(x, offset), perm=list(perm))
+    assert actual.dtype == x.dtype
+    np.testing.assert_array_equal(actual.get(), x.transpose(perm))

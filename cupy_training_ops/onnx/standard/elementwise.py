@@ -13,6 +13,7 @@ import numpy as np
 from ...dtypes import FLOAT16, FLOAT32, FLOAT64, element_type
 from ...errors import ArgumentError, DtypeError
 from ...registry import get_op
+from ..graph import may_repeat_to
 from .table import Array, Function, Module, dense, in_float32, standard
 
 _SMALL = 1e-3  # below it two terms of erf's series are enough for float64
@@ -162,6 +163,9 @@ def leaky_relu(xp: Module, x: Array, *, alpha: float = 0.01) -> Array:
 
 @standard("PRelu", since=7)
 def prelu(xp: Module, x: Array, slope: Array) -> Array:
+    if not may_repeat_to(slope.shape, x.shape):
+        expected = f"a shape that is repeated to X's {x.shape}"
+        raise ArgumentError(f"slope: expected {expected}, got {slope.shape}")
     return xp.where(x >= 0, x, x * slope)
 
 
