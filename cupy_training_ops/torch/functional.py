@@ -433,7 +433,8 @@ def cross_entropy(
         reduced = "sum" if reduction == "none" else reduction
     else:
         reduced = reduction
-    arguments = (input, target, weight, ignore_index, reduced, _loss_dtype(input))
+    dtype = _autocast_dtype(input) if input.dtype in _HALVES else None
+    arguments = (input, target, weight, ignore_index, reduced, dtype)
     if not _records(input):
         return _regularized_loss(*arguments, *terms) if terms else _loss(*arguments)
     if inplace:
@@ -476,9 +477,9 @@ def _records(x: Tensor) -> bool:
     return bool(x.requires_grad or (is_in_vmap() and torch._C._functorch.is_batchedtensor(x)))
 
 
-def _loss_dtype(x: Tensor) -> torch.dtype | None:
-    """Return the dtype of the loss under autocast; None: that of the scores."""
-    if x.dtype in _HALVES and not x.is_meta and torch.is_autocast_enabled(x.device.type):
+def _autocast_dtype(scores: Tensor) -> torch.dtype | None:
+    """Return the dtype of the loss of 16-bit scores under autocast; None: that of the scores."""
+    if not scores.is_meta and torch.is_autocast_enabled(scores.device.type):
         return torch.float32
     return None
 
