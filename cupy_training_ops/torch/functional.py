@@ -449,7 +449,7 @@ def _terms(
     cap = 0.0 if softcap is None else softcap
     values = {"label_smoothing": label_smoothing, "lse_square_scale": lse_square_scale}
     for name, value in (*values.items(), ("softcap", cap)):
-        if not hasattr(value, "__float__"):
+        if not isinstance(value, int | float) and not hasattr(value, "__float__"):
             refuse(function, name, "a number", shown(value))
         if name != "label_smoothing" and not 0 <= value < math.inf:
             refuse(function, name, "a finite number of at least 0", shown(value))
