@@ -18,7 +18,7 @@ from ..errors import refuse, shown
 from .graph import Graph, Node
 from .passes import PRODUCTS
 from .runner import Runner
-from .standard.table import dense
+from .vectors import dense
 
 PUT, GET = "::put", "::get"  # no operator has such a name
 LEAST = 64 << 10  # bytes; smaller arrays stay as they are

@@ -35,6 +35,7 @@ from .gradients.writer import names_of
 from .graph import Graph, Node, Problems, Value
 from .losses import with_loss
 from .models import Proto, Source, read_inferred
+from .passes import fuse_gelu
 from .writing import model_of
 
 OPSET = 17  # what older models are converted to
@@ -103,6 +104,7 @@ def make_artifacts(
         tied=tied,
         optimizer=optimizer,
         clip_norm=clip_norm,
+        fuses=False,
         **numbers,
     )
     paths = [Path(folder) / f"{prefix}{name}" for name in FILES]
@@ -133,9 +135,13 @@ def make(
     tied: Collection[str] | None = None,
     optimizer: str = "AdamW",
     clip_norm: float | None = None,
+    fuses: bool = False,
     **numbers: float,
 ) -> Artifacts:
-    """The artifacts of an inference model; arguments as of `TrainingSession.from_model`."""
+    """The artifacts of an inference model; arguments as of `TrainingSession.from_model`.
+
+    fuses: the training graph has operators of this package in place of formulas.
+    """
     graph, initializers = _untied(*read_inferred(model, OPSET), _names("tied", tied))
     problems = Problems("the model")
     graph = with_gradients(graph, problems)
@@ -148,7 +154,7 @@ def make(
     names = _trained(parameters, wanted, unwanted)
     value = graph.outputs[0].name
     parameters += _statistics(graph, initializers)
-    training = in_training(with_rules(graph))
+    training = in_training(with_rules(fuse_gelu(graph) if fuses else graph))
     training, gradients = add_gradients(training, value, names, parameters)
     _refuse_unmoved(names if wanted else [], gradients)
     names = [name for name in names if name in gradients]

@@ -49,7 +49,8 @@ class TrainingSession(Transactional):
 
     Inputs come by position or by name, as the training model has them. Parameters and
     gradients are arrays that steps update in place. Nothing waits for the device: a loss is an
-    array, too.
+    array, too. On CuPy arrays, steps with inputs of the form of earlier ones make their launches
+    again, in memory for intermediate values that stays the session's.
 
     A call that is refused has changed nothing. One that is stopped, as by Ctrl-C or for lack of
     memory, is made as a whole or not at all: parameters, running statistics, states of random
@@ -122,6 +123,7 @@ class TrainingSession(Transactional):
             tied=tied,
             optimizer=optimizer,
             clip_norm=clip_norm,
+            fuses=True,
             **numbers,
         )
         session = cls.__new__(cls)
@@ -149,7 +151,8 @@ class TrainingSession(Transactional):
         training, evaluation, optimizer = models
         self._training = Session(training, xp, seed=seed, activations=activations, tf32=tf32)
         self._eval = None if evaluation is None else Session(evaluation, xp, tf32=tf32)
-        arrays = NUMBERS if graph else ()
+        self._is_noted = getattr(xp, "__name__", "") == "cupy" and activations is None
+        arrays = NUMBERS if graph or self._is_noted else ()
         self._optimizer = None if optimizer is None else Session(optimizer, xp, arrays=arrays)
         self._load_checkpoint(checkpoint)
         self.properties = dict(checkpoint.properties)
@@ -169,6 +172,10 @@ class TrainingSession(Transactional):
             from .capture import Captures
 
             make = Captures
+        elif self._is_noted:
+            from .noted_runs import NotedRuns
+
+            make = NotedRuns
         fixed = self._parameters_of(self._training)
         fixed |= {n + BUFFER: buffer for n, buffer in self._buffers.items()}
         if self._optimizer is None:

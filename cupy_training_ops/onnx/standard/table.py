@@ -46,6 +46,7 @@ class Standard(NamedTuple):
     overwrites: tuple[int, ...] = ()
     takes_count: bool = False  # of outputs, as `n_outputs`
     updates: tuple[int, ...] = ()  # inputs that are written
+    noted: bool = False  # a recording has all of its work on a device, or says that it has not
     only: Mapping[str, tuple[object, ...]] = {}  # the values that an attribute may have here
     refuse: Callable[[Mapping[str, Any]], None] | None = None  # attributes that do not fit another
     refuse_types: RefuseTypes | None = None  # that ONNX allows
@@ -134,12 +135,6 @@ def axis_of(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ArgumentError(f"axis: expected from {-rank} to {rank - 1}, got {axis}")
     return axis % rank
-
-
-def dense(xp: Module, value: Any) -> Any:
-    """An array without gaps, as operators take it; anything else as it is."""
-    flags = getattr(value, "flags", None)
-    return value if flags is None or flags.c_contiguous else xp.ascontiguousarray(value)
 
 
 def wide(x: Array) -> Array:
