@@ -2253,7 +2253,8 @@ def cross_entropy_loss_and_grad(
     scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Loss and gradient in one call: d_scores = (softmax - [label]) loss_scale weights[label] / N. Returns (output, d_scores)."""
@@ -2262,7 +2263,8 @@ def cross_entropy_loss_and_grad(
     scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: Sequence[Literal["output", "d_scores"]], workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
 @overload
@@ -2270,7 +2272,8 @@ def cross_entropy_loss_and_grad(
     scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[_T, _T]: ...
 @overload
@@ -2278,7 +2281,8 @@ def cross_entropy_loss_and_grad(
     scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: Sequence[Literal["output", "d_scores"]], workspace: _Memory | None = None,
 ) -> tuple[_T | Any, _T | Any]: ...
 @overload
@@ -2286,7 +2290,8 @@ def cross_entropy_loss_and_grad(
     scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[CupyArray | None, CupyArray | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[CupyArray, CupyArray]: ...
 @overload
@@ -2294,7 +2299,8 @@ def cross_entropy_loss_and_grad(
     scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[CupyArray | None, CupyArray | None] | None = None,
     outputs: Sequence[Literal["output", "d_scores"]], workspace: _Memory | None = None,
 ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
 @overload
@@ -2302,7 +2308,8 @@ def cross_entropy_loss_and_grad(
     scores: _Other, labels: _Other, weights: _Other | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | _Other | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[_Other | None, _Other | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[_Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["output", "d_scores"]] | None = None,
     workspace: _Memory | None = None,
 ) -> tuple[Any, Any]: ...
@@ -4527,7 +4534,7 @@ def relu_with_bits(
     X: _NumPy, *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Relu and sign bits: Y = max(X, 0), bit 7 - j of bits[k] = X[8 k + j] > 0. Returns (Y, bits)."""
+    """Relu and its bits: Y = max(X, 0), bit 7 - j of bits[k] = not X[8 k + j] <= 0. Returns (Y, bits)."""
 @overload
 def relu_with_bits(
     X: _NumPy, *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
@@ -7524,9 +7531,13 @@ class CrossEntropyLossAndGrad(Op):
     reduction: Final[Literal["mean", "sum", "none"]]
     output_type: Final[np.dtype[Any] | None]
     check: Final[bool]
+    label_smoothing: Final[float]
+    lse_square_scale: Final[float]
+    softcap: Final[float]
     def __init__(
         self, *, reduction: Literal["mean", "sum", "none"] = "mean",
-        output_type: _Dtype | None = None, check: _Boolean = False,
+        output_type: _Dtype | None = None, check: _Boolean = False, label_smoothing: _Real = 0.0,
+        lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
     ) -> None: ...
     @overload
     def __call__(
@@ -10681,7 +10692,7 @@ class ReluGradFromBits(Op):
     ) -> int: ...
 
 class ReluWithBits(Op):
-    """Relu and sign bits: Y = max(X, 0), bit 7 - j of bits[k] = X[8 k + j] > 0. Returns (Y, bits)."""
+    """Relu and its bits: Y = max(X, 0), bit 7 - j of bits[k] = not X[8 k + j] <= 0. Returns (Y, bits)."""
     def __init__(self) -> None: ...
     @overload
     def __call__(
