@@ -92,4 +92,4 @@ print("loss", round(steps[0], 3), "to", round(steps[-1], 3))
 # The registry answers for every operator, type and provider.
 kernel = cto.lookup("GatherGrad", dY="float16")
 print(kernel.providers)
-print(cto.GatherGrad.__doc__.partition("\n")[0])
+print((cto.GatherGrad.__doc__ or "").partition("\n")[0])
