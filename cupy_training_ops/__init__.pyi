@@ -119,6 +119,8 @@ __all__ = [
     "fake_quant_grad",
     "fast_gelu",
     "fast_gelu_grad",
+    "flash_attention",
+    "flash_attention_grad",
     "flatten_and_unpad",
     "gather_elements_grad",
     "gather_grad",
@@ -253,6 +255,8 @@ __all__ = [
     "FakeQuantGrad",
     "FastGelu",
     "FastGeluGrad",
+    "FlashAttention",
+    "FlashAttentionGrad",
     "FlattenAndUnpad",
     "GatherElementsGrad",
     "GatherGrad",
@@ -473,6 +477,10 @@ def get_op(name: Literal["FakeQuantGrad"], version: int | None = None) -> type[F
 def get_op(name: Literal["FastGelu"], version: int | None = None) -> type[FastGelu]: ...
 @overload
 def get_op(name: Literal["FastGeluGrad"], version: int | None = None) -> type[FastGeluGrad]: ...
+@overload
+def get_op(name: Literal["FlashAttention"], version: int | None = None) -> type[FlashAttention]: ...
+@overload
+def get_op(name: Literal["FlashAttentionGrad"], version: int | None = None) -> type[FlashAttentionGrad]: ...
 @overload
 def get_op(name: Literal["FlattenAndUnpad"], version: int | None = None) -> type[FlattenAndUnpad]: ...
 @overload
@@ -928,6 +936,26 @@ def fast_gelu_grad(
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Gradient of FastGelu: dX = dY (s + X v' s (1 - s)), s = 1 / (1 + exp(-v)). Returns dX."""
+def flash_attention(
+    Q: _Array, K: _Array, V: _Array, attn_mask: _Array | None = None,
+    nonpad_kv_seqlen: _Array | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["Y", "LSE"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Attention: Y = P V, P = softmax of S over keys, S = scale Q K^T, and LSE = ln sum of e^S. Returns (Y, LSE)."""
+def flash_attention_grad(
+    dY: _Array, Q: _Array, K: _Array, V: _Array, Y: _Array, LSE: _Array,
+    attn_mask: _Array | None = None, nonpad_kv_seqlen: _Array | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any, Any]:
+    """Gradient of FlashAttention: dS = P (dY V^T - sum of dY Y), dV = P^T dY, dQ = scale dS K. Returns (dQ, dK, dV, dS)."""
 def flatten_and_unpad(
     input: _Array, indices: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["output", "unflatten_dims"]] | None = None,
@@ -2377,6 +2405,74 @@ class FastGeluGrad(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, dY: _Array, X: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class FlashAttention(Op):
+    """Attention: Y = P V, P = softmax of S over keys, S = scale Q K^T, and LSE = ln sum of e^S. Returns (Y, LSE)."""
+    is_causal: Final[bool]
+    q_num_heads: Final[int | None]
+    kv_num_heads: Final[int | None]
+    scale: Final[float | None]
+    softcap: Final[float]
+    pads_mask: Final[bool]
+    def __init__(
+        self, *, is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+        kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+        pads_mask: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, Q: _Array, K: _Array, V: _Array, attn_mask: _Array | None = None,
+        nonpad_kv_seqlen: _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "LSE"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, Q: _Array | EllipsisType, K: _Array | EllipsisType, V: _Array | EllipsisType,
+        attn_mask: _Array | None | EllipsisType = None,
+        nonpad_kv_seqlen: _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "LSE"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, Q: _Array, K: _Array, V: _Array, attn_mask: _Array | None = None,
+        nonpad_kv_seqlen: _Array | None = None, *,
+        outputs: Sequence[Literal["Y", "LSE"]] | None = None,
+    ) -> int: ...
+
+class FlashAttentionGrad(Op):
+    """Gradient of FlashAttention: dS = P (dY V^T - sum of dY Y), dV = P^T dY, dQ = scale dS K. Returns (dQ, dK, dV, dS)."""
+    is_causal: Final[bool]
+    q_num_heads: Final[int | None]
+    kv_num_heads: Final[int | None]
+    scale: Final[float | None]
+    softcap: Final[float]
+    pads_mask: Final[bool]
+    mask_gradient: Final[bool]
+    def __init__(
+        self, *, is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+        kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+        pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, dY: _Array, Q: _Array, K: _Array, V: _Array, Y: _Array, LSE: _Array,
+        attn_mask: _Array | None = None, nonpad_kv_seqlen: _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any, Any]: ...
+    def bound(
+        self, dY: _Array | EllipsisType, Q: _Array | EllipsisType, K: _Array | EllipsisType,
+        V: _Array | EllipsisType, Y: _Array | EllipsisType, LSE: _Array | EllipsisType,
+        attn_mask: _Array | None | EllipsisType = None,
+        nonpad_kv_seqlen: _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, Q: _Array, K: _Array, V: _Array, Y: _Array, LSE: _Array,
+        attn_mask: _Array | None = None, nonpad_kv_seqlen: _Array | None = None, *,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]] | None = None,
     ) -> int: ...
 
 class FlattenAndUnpad(Op):

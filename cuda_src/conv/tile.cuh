@@ -9,7 +9,7 @@
 // COPIED without rounding.
 #pragma once
 #include "conv/facts.cuh"
-#include "conv/tensor_core.cuh"
+#include "algorithm/tensor_core.cuh"
 #include "core/vec.cuh"
 
 namespace cto::conv::tile {
