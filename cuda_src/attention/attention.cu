@@ -15,6 +15,9 @@ using namespace attention::scores;
 using slots::ACC;
 static_assert(ARE_SAME<ACC, Sum>);
 
+// Blocks of a multiprocessor, at least; without a number the compiler was seen to spill.
+constexpr int RESIDENT = 2, MORE_RESIDENT = PLAIN ? 3 : 2;
+
 // The tiles that a block goes over: STAGES pairs of them, so that one is copied while another is
 // read. load(stage, i) begins the copies of tile i, use(stage, i) reads them.
 template <class Load, class Use>
@@ -69,7 +72,8 @@ struct Forward {
             for (int half = 0; half < 2; ++half) largest[m][half] = -infinity(), total[m][half] = 0;
     }
     // Includes the scores of a tile of keys, and its values.
-    __device__ __forceinline__ void include(Sums<BANDS, LENGTH>& scores, const T* values) {
+    __device__ __forceinline__ void include(Sums<BANDS, LENGTH>& scores, const T* values,
+                                            Sum factor) {
 #pragma unroll
         for (int m = 0; m < BANDS; ++m)
 #pragma unroll
@@ -79,15 +83,15 @@ struct Forward {
                 for (int n = 0; n < LENGTH / 8; ++n)
                     peak = max(peak, max(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
                 peak = largest_of_row(peak);
-                const Sum base = peak == -infinity() ? Sum(0) : peak;
-                const Sum before = power(largest[m][half] - base);
+                const Sum base = peak == -infinity() ? Sum(0) : peak * factor;
+                const Sum before = power(largest[m][half] * factor - base);
                 largest[m][half] = peak;
                 Sum sum = 0;
 #pragma unroll
                 for (int n = 0; n < LENGTH / 8; ++n)
 #pragma unroll
                     for (int c = 2 * half; c < 2 * half + 2; ++c)
-                        sum += scores[m][n][c] = power(scores[m][n][c] - base);
+                        sum += scores[m][n][c] = power(scores[m][n][c] * factor - base);
                 total[m][half] = total[m][half] * before + sum;
 #pragma unroll
                 for (int n = 0; n < HEAD / 8; ++n)
@@ -127,7 +131,7 @@ using namespace cto;
 
 // y and lse of ROWS queries of a head. A block for each, the last queries first: if it is causal,
 // they have the most keys.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     attention__forward(const T* q, const T* k, const T* v, const void* mask, const i64* lengths,
                        T* y, ACC* lse, const __grid_constant__ Problem problem) {
     using Rule = Forward<FORWARD_BANDS>;
@@ -144,6 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     const Rows k_rows = head.keys(problem.width), v_rows = head.keys(problem.v_width);
     load_rows<Rule::ROWS>(q_tile, q, head.queries(problem.width), first_query);
+    const Sum factor = factor_of(problem);
     Rule rule;
     go_over(
         0, end,
@@ -158,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             multiply_rows<FORWARD_BANDS, LENGTH>(scores, q_tile + warp_row * PITCH, tile);
             score<false, FORWARD_BANDS, LENGTH>(scores, head, mask, first_query + warp_row,
                                                 i * LENGTH, [](int, int, int, Sum) {});
-            rule.include(scores, tile + LENGTH * PITCH);
+            rule.include(scores, tile + LENGTH * PITCH, factor);
         });
 
 #pragma unroll
@@ -168,9 +173,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const Sum total = rule.total[m][half] = sum_of_row(rule.total[m][half]);
             const int query = first_query + warp_row + m * BAND + threadIdx.x % WARP / 4 + half * 8;
             if (lse != nullptr && threadIdx.x % 4 == 0 && query < problem.queries)
-                lse[head.place(query)] =
-                    total == 0 ? -infinity()
-                               : rule.largest[m][half] / UNIT + math::exp::logarithm(total);
+                lse[head.place(query)] = total == 0 ? -infinity()
+                                                    : rule.largest[m][half] * factor / UNIT +
+                                                          math::exp::logarithm(total);
         }
     if (y == nullptr) return;
     store_rows<FORWARD_BANDS>(y, head.queries(problem.v_width), first_query + warp_row, rule.sums,
@@ -182,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // slopes[query] = sum of dy y, and dq of ROWS queries of a head. Where there is ds, its elements are
 // the derivatives by what the mask is added to; if it is causal, those of hidden keys are 0.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, MORE_RESIDENT)
     attention__gradient_of_queries(const T* dy, const T* q, const T* k, const T* v, const T* y,
                                    const ACC* lse, const void* mask, const i64* lengths, T* dq,
                                    T* ds, ACC* slopes, const __grid_constant__ Problem problem) {
@@ -213,13 +218,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int half = 0; half < 2; ++half) {
             const int query = first_query + warp_row + m * BAND + threadIdx.x % WARP / 4 + half * 8;
             const int existing = min(query, problem.queries - 1);
-            const i64 row = dy_rows.first + existing * dy_rows.pitch;
+            const i64 row = dy_rows.first + static_cast<i64>(existing) * dy_rows.pitch;
             slope[m][half] = product_of_rows(dy + row, y + row, problem.v_width);
             logarithm[m][half] = subtrahend(lse[head.place(existing)]);
             if (threadIdx.x % 4 == 0 && query == existing)
                 slopes[head.place(query)] = slope[m][half];
         }
 
+    const Sum factor = factor_of(problem);
     Sums<BANDS, HEAD> sums;
     for_each<BANDS, HEAD>([&](int m, int n, int i, int, int) { sums[m][n][i] = 0; });
     go_over(
@@ -245,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                                 if (pass == 1) steps[m][n][i] *= bend;
                                             });
                 for_each<BANDS, LENGTH>([&](int m, int n, int i, int, int) {
-                    steps[m][n][i] *= power(scores[m][n][i] - logarithm[m][i / 2]);
+                    steps[m][n][i] *= power(scores[m][n][i] * factor - logarithm[m][i / 2]);
                 });
                 if (pass == 0) store_steps<BANDS, LENGTH>(ds, head, row, i * LENGTH, steps);
             }
@@ -257,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // dk and dv of ROWS keys of a head: sums over the queries of all heads that share it.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     attention__gradient_of_keys(const T* dy, const T* q, const T* k, const T* v, const ACC* lse,
                                 const ACC* slopes, const void* mask, const i64* lengths, T* dk,
                                 T* dv, const __grid_constant__ Problem problem) {
@@ -283,6 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     load_rows<ROWS>(k_tile, k, head.keys(problem.width), first_key);
     load_rows<ROWS>(v_tile, v, head.keys(problem.v_width), first_key);
+    const Sum factor = factor_of(problem);
     Sums<BANDS, HEAD> dk_sums, dv_sums;
     for_each<BANDS, HEAD>(
         [&](int m, int n, int i, int, int) { dk_sums[m][n][i] = dv_sums[m][n][i] = 0; });
@@ -314,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 scores, head, mask, first_key + warp_row, (first + i % n_tiles) * LENGTH,
                 [&](int m, int n, int i, Sum bend) { steps[m][n][i] *= bend; });
             for_each<BANDS, LENGTH>([&](int m, int n, int i, int, int column) {
-                scores[m][n][i] = power(scores[m][n][i] - logarithm[column]);
+                scores[m][n][i] = power(scores[m][n][i] * factor - logarithm[column]);
                 steps[m][n][i] *= scores[m][n][i];
             });
             add_products<BANDS, LENGTH>(dv_sums, scores, tile + LENGTH * PITCH);

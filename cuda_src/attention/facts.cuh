@@ -12,6 +12,10 @@
 #define CTO_ALIGNED 1
 #endif
 
+#ifndef CTO_FRAGMENTS
+#define CTO_FRAGMENTS 0
+#endif
+
 #ifndef CTO_PLAIN
 #define CTO_PLAIN 0
 #endif
@@ -48,7 +52,9 @@ constexpr int BAND = 16;
 constexpr int HEAD = CTO_HEAD;
 // 1: every row starts at a multiple of 16 bytes, and ends at one
 constexpr int ALIGNED = CTO_ALIGNED;
-// 1: neither mask nor softcap, nor the gradient of a mask
+// 1: tensor cores multiply
+constexpr int FRAGMENTS = CTO_FRAGMENTS;
+// 1: neither mask nor softcap nor a mask's gradient; a scale above 0
 constexpr int PLAIN = CTO_PLAIN;
 // Of a block
 constexpr int WARPS = CTO_WARPS;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Scores of queries and keys: scaled, bent by a softcap, masked. They are in units of UNIT, in which
-// power(x) is e to a score.
+// Scores of queries and keys: scaled, bent by a softcap, masked. power(factor score) is e to what the
+// operator calls a score: plain ones are products that are not yet scaled.
 #pragma once
 #include "attention/tiles.cuh"
 #include "math/exp.cuh"
@@ -13,6 +13,12 @@ using namespace tiles;
 constexpr Sum UNIT = sizeof(Sum) == 4 ? 1.4426950408889634 : 1.0;
 __device__ __forceinline__ float power(float x) { return exp2f(x); }
 __device__ __forceinline__ double power(double x) { return math::exp::exponential(x); }
+
+// What scores are multiplied with before power; positive.
+__device__ __forceinline__ Sum factor_of(const Problem& problem) {
+    if constexpr (PLAIN) return static_cast<Sum>(problem.scale * UNIT);
+    return 1;
+}
 
 constexpr int LOWEST_LENGTH = -(1 << 30), MOST_LENGTH = 1 << 30;
 
@@ -40,8 +46,7 @@ struct Head {
     __device__ Rows rows(int heads, int number, int n, int width) const {
         const i64 before = static_cast<i64>(batch) * heads * n * width;
         if (problem.is_flat)
-            return {before + static_cast<i64>(number) * width, static_cast<i64>(heads) * width, n,
-                    width};
+            return {before + static_cast<i64>(number) * width, heads * width, n, width};
         return {before + static_cast<i64>(number) * n * width, width, n, width};
     }
     __device__ Rows queries(int width) const {
@@ -76,7 +81,8 @@ template <bool BY_KEYS, int BANDS, int N, class Bent>
 __device__ __forceinline__ void score(Sums<BANDS, N>& products, const Head& head, const void* mask,
                                       int first_row, int first_column, const Bent& bent) {
     const Problem& problem = head.problem;
-    if (!PLAIN && problem.softcap > 0) {
+    if (PLAIN) {
+    } else if (problem.softcap > 0) {
         const Sum inner = problem.scale / problem.softcap, outer = problem.softcap * UNIT;
         for_each<BANDS, N>([&](int m, int n, int i, int, int) {
             const Sum bend = tanh(products[m][n][i] * inner);

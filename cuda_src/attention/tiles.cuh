@@ -4,7 +4,7 @@
 //
 //     row 16 m + g + 8 (i / 2), column 8 n + 2 t + i % 2
 //
-// Two-byte types are multiplied by tensor cores, others element by element.
+// Tensor cores multiply types of 2 bytes, from 8.0 on; else products are made element by element.
 #pragma once
 #include "algorithm/tensor_core.cuh"
 #include "attention/facts.cuh"
@@ -17,7 +17,6 @@ using namespace facts::attention;
 using slots::T;
 using Sum = Acc<T>;
 
-constexpr bool BY_FRAGMENTS = sizeof(T) == 2;
 constexpr int THREADS = WARPS * WARP;
 constexpr int WIDTH = vec::WIDTH<T>;
 constexpr int PITCH = HEAD + WIDTH;  // of rows in shared memory: banks differ
@@ -40,8 +39,8 @@ __device__ __forceinline__ void for_each(const Each& each) {
 
 // An array's rows of one head.
 struct Rows {
-    i64 first, pitch;  // in elements
-    int n, width;
+    i64 first;  // in elements
+    int pitch, n, width;
 };
 
 // Begins to copy LENGTH rows from row `first` on; what does not exist is 0.
@@ -52,7 +51,8 @@ __device__ __forceinline__ void load_rows(T* tile, const T* from, const Rows& ro
     for (int index = threadIdx.x; index < LENGTH * IN_ROW; index += THREADS) {
         const int row = index / IN_ROW, column = index % IN_ROW * WIDTH;
         const bool exists = first + row < rows.n && column < rows.width;
-        const T* const source = from + rows.first + (first + row) * rows.pitch + column;
+        const T* const source =
+            from + rows.first + static_cast<i64>(first + row) * rows.pitch + column;
         T* const to = tile + row * PITCH + column;
         if constexpr (ALIGNED) {
             async_copy::copy_or_zeros<16>(to, exists ? source : from, exists);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void store_rows(T* to, const Rows& rows, int first,
                 const Sum pair[2] = {sums[m][n][2 * half] * times,
                                      sums[m][n][2 * half + 1] * times};
                 const auto rounded = vec::from_acc<T>(pair);
-                T* const place = to + rows.first + row * rows.pitch + column;
+                T* const place = to + rows.first + static_cast<i64>(row) * rows.pitch + column;
                 if (ALIGNED && column < rows.width)
                     *reinterpret_cast<vec::Vec<T, 2>*>(place) = rounded;
                 else
@@ -98,7 +98,7 @@ __device__ __forceinline__ void store_rows(T* to, const Rows& rows, int first,
 template <int BANDS, int N>
 __device__ __forceinline__ void multiply_rows(Sums<BANDS, N>& products, const T* x, const T* y) {
     for_each<BANDS, N>([&](int m, int n, int i, int, int) { products[m][n][i] = 0; });
-    if constexpr (BY_FRAGMENTS) {
+    if constexpr (FRAGMENTS) {
         const T* const of_x = x + tensor_core::place_in_a<T, true>(PITCH);
         const T* const of_y = y + tensor_core::place_in_b<T, true>(PITCH);
 #pragma unroll
@@ -119,32 +119,25 @@ __device__ __forceinline__ void multiply_rows(Sums<BANDS, N>& products, const T*
             }
         }
     } else {
-        using Vector = vec::Vec<T, WIDTH>;
         const int lane = threadIdx.x % WARP;
         const T* const of_x = x + lane / 4 * PITCH;
         const T* const of_y = y + lane % 4 * 2 * PITCH;
 #pragma unroll 2
         for (int k = 0; k < HEAD; k += WIDTH) {
-            Vector rows[BANDS][2];
+            Sum rows[2 * BANDS][WIDTH];
 #pragma unroll
-            for (int m = 0; m < BANDS; ++m)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    rows[m][half] =
-                        *reinterpret_cast<const Vector*>(of_x + (m * BAND + half * 8) * PITCH + k);
+            for (int i = 0; i < 2 * BANDS; ++i) vec::widen<T>(of_x + i * 8 * PITCH + k, rows[i]);
 #pragma unroll
             for (int n = 0; n < N / 8; ++n)
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const auto column =
-                        *reinterpret_cast<const Vector*>(of_y + (n * 8 + c) * PITCH + k);
+                    Sum column[WIDTH];
+                    vec::widen<T>(of_y + (n * 8 + c) * PITCH + k, column);
 #pragma unroll
-                    for (int m = 0; m < BANDS; ++m)
+                    for (int i = 0; i < 2 * BANDS; ++i)
 #pragma unroll
-                        for (int half = 0; half < 2; ++half)
-#pragma unroll
-                            for (int j = 0; j < WIDTH; ++j)
-                                products[m][n][2 * half + c] += rows[m][half].at[j] * column.at[j];
+                        for (int j = 0; j < WIDTH; ++j)
+                            products[i / 2][n][i % 2 * 2 + c] += rows[i][j] * column[j];
                 }
         }
     }
@@ -161,7 +154,7 @@ __device__ __forceinline__ u32 packed(const Sum* pair) {
 template <int BANDS, int N>
 __device__ __forceinline__ void add_products(Sums<BANDS, HEAD>& sums, const Sums<BANDS, N>& p,
                                              const T* y) {
-    if constexpr (BY_FRAGMENTS) {
+    if constexpr (FRAGMENTS) {
         const T* const of_y = y + tensor_core::place_in_b<T, false>(PITCH);
 #pragma unroll
         for (int k = 0; k < N / 16; ++k) {
@@ -185,24 +178,29 @@ __device__ __forceinline__ void add_products(Sums<BANDS, HEAD>& sums, const Sums
         const int lane = threadIdx.x % WARP;
         const T* const of_y = y + lane % 4 * 2;
 #pragma unroll
-        for (int k = 0; k < N; ++k) {
-            Sum row[BANDS][2];
+        for (int k = 0; k < N; k += 8)
+#pragma unroll 1  // else the compiler takes long
+            for (int source = 0; source < 4; ++source)
 #pragma unroll
-            for (int m = 0; m < BANDS; ++m)
+                for (int c = 0; c < 2; ++c) {
+                    Sum row[BANDS][2];
 #pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    row[m][half] = __shfl_sync(ALL_LANES, p[m][k / 8][2 * half + k % 2],
-                                               lane / 4 * 4 + k % 8 / 2);
+                    for (int m = 0; m < BANDS; ++m)
 #pragma unroll
-            for (int n = 0; n < HEAD / 8; ++n) {
-                const auto pair =
-                    *reinterpret_cast<const vec::Vec<T, 2>*>(of_y + k * PITCH + n * 8);
+                        for (int half = 0; half < 2; ++half)
+                            row[m][half] = __shfl_sync(ALL_LANES, p[m][k / 8][2 * half + c],
+                                                       lane / 4 * 4 + source);
 #pragma unroll
-                for (int m = 0; m < BANDS; ++m)
+                    for (int n = 0; n < HEAD / 8; ++n) {
+                        const auto pair = *reinterpret_cast<const vec::Vec<T, 2>*>(
+                            of_y + (k + 2 * source + c) * PITCH + n * 8);
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) sums[m][n][i] += row[m][i / 2] * pair.at[i % 2];
-            }
-        }
+                        for (int m = 0; m < BANDS; ++m)
+#pragma unroll
+                            for (int i = 0; i < 4; ++i)
+                                sums[m][n][i] += row[m][i / 2] * to_acc(pair.at[i % 2]);
+                    }
+                }
     }
 }
 

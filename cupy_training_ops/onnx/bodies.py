@@ -71,6 +71,7 @@ class _Expansion:
     def graph(self, graph: Graph, known: Mapping[str, Dtype]) -> Graph:
         """The graph with bodies; `known` has types of its inputs."""
         types = {**known, **{name: array.dtype for name, array in graph.constants.items()}}
+        shapes = {**graph.shapes, **{name: a.shape for name, a in graph.constants.items()}}
         names = {"", *graph.constants, *(item.name for item in graph.inputs)}
         names.update(name for node in graph.nodes for name in node.outputs)
         nodes: list[Node] = []
@@ -81,8 +82,8 @@ class _Expansion:
             self._count()
             body = None
             if self._wanted(node):
-                node = self._by_kernels(node, types, graph.shapes)
-                body = self._body(node, types, graph.shapes)
+                node = self._by_kernels(node, types, shapes)
+                body = self._body(node, types, shapes)
             if body is None or node.op_type in around:
                 node = self._with_parts(_plain_cast(node, types) if around else node, types)
                 nodes.append(node)
@@ -233,7 +234,8 @@ def _flash_attention(
     widths = [shapes[name][-1] if shapes.get(name) else None for name in (q, v)]
     counts = [attributes.get(name, 1) for name in _HEADS]
     fits = (
-        not any((*node.outputs[1:], *caches))
+        any(node.outputs[:1])
+        and not any((*node.outputs[1:], *caches))
         and dtype in FLOATS
         and types.get(k) == types.get(v) == dtype
         and (not mask or types.get(mask) in (BOOL, dtype))

@@ -9,7 +9,8 @@ BAND = 16  # rows that a warp multiplies at once
 
 HEAD = Slot(64)  # elements of a head in shared memory: a multiple of 32
 ALIGNED = Slot(1)  # 1: every row starts at a multiple of 16 bytes, and ends at one
-PLAIN = Slot(0)  # 1: neither mask nor softcap, nor the gradient of a mask
+FRAGMENTS = Slot(0)  # 1: tensor cores multiply
+PLAIN = Slot(0)  # 1: neither mask nor softcap nor a mask's gradient; a scale above 0
 WARPS = Slot(4)  # of a block
 STAGES = Slot(1)  # pairs of tiles in shared memory that a block goes over
 FORWARD_BANDS = Slot(1)  # of a warp

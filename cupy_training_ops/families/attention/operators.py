@@ -32,7 +32,7 @@ from .facts import ADDENDS, BOOLEANS, NO_MASK
 from .plan import Kernels
 
 HALF_PRECISION = (FLOAT16, BFLOAT16)
-MAX_EXTENT = 2**30  # queries and keys, so that their numbers stay within 32 bits
+MAX_EXTENT = 2**30  # so that numbers of queries, keys and elements of a row have 32 bits
 
 Q = Input(
     "Q", "T", shape="(batch, heads, queries, width) or (batch, queries, heads width)", doc="queries"
@@ -116,8 +116,9 @@ class _Attention(Op):
             if not 1 <= widest <= max_width(q.dtype):
                 words = f"heads of 1 to {max_width(q.dtype)} elements of {q.dtype}"
                 refuse(self.name, name, words, f"{widest}")
-        if max(queries, keys) > MAX_EXTENT:
-            refuse(self.name, "Q and K", f"at most {MAX_EXTENT} rows", f"{queries} and {keys}")
+        if max(queries, keys, heads * width, heads * v_width) > MAX_EXTENT:
+            words = f"at most {MAX_EXTENT} rows, and elements of all heads of one"
+            refuse(self.name, "Q and K", words, f"shapes {q.shape} and {k.shape}")
         return {
             "heads": heads,
             "kv_heads": kv_heads,

@@ -24,6 +24,8 @@ from ...plan import (
 from ...rules.widening import computed_in
 from .facts import BAND, NO_MASK, Problem
 
+FEWER_REGISTERS = (12, 0)  # where the compiler spills with two bands of wide heads
+TENSOR_CORES = (8, 0)  # the first GPUs whose instructions multiply such fragments
 WIDTHS = 32  # heads have a multiple of these in shared memory
 
 
@@ -47,7 +49,11 @@ class Tiles:
 # By whether tensor cores multiply, the first that fits.
 BY_FRAGMENTS = {
     64: (Tiles(4, 2, (2, 64), (1, 64)), Tiles(2, 1, (1, 64), (1, 32))),
-    128: (Tiles(4, 2, (2, 32), (1, 32)), Tiles(2, 1, (1, 32), (1, 32))),
+    128: (
+        Tiles(4, 2, (2, 32), (1, 32)),
+        Tiles(4, 2, (1, 64), (1, 32)),
+        Tiles(2, 1, (1, 32), (1, 32)),
+    ),
 }
 BY_ELEMENTS = (Tiles(4, 1, (1, 32), (1, 16)), Tiles(2, 1, (1, 16), (1, 8)))
 
@@ -71,14 +77,17 @@ class Kernels:
         head = align_up(max(widths), WIDTHS)
         is_aligned = all(n * dtype.itemsize % VEC_NBYTES == 0 for n in widths)
         self._row_nbytes = head * dtype.itemsize + VEC_NBYTES
-        self._tiles = self._fitting(device, head, dtype.itemsize)
+        by_fragments = dtype.itemsize == 2 and device.capability >= TENSOR_CORES
+        self._tiles = _fitting(device, head, self._row_nbytes, by_fragments)
         self.computed_in = computed_in(dtype)
-        is_plain = fields["mask"] == NO_MASK and not fields["softcap"] and not with_scores
+        is_bent = fields["softcap"] or fields["scale"] <= 0
+        is_plain = fields["mask"] == NO_MASK and not (is_bent or with_scores)
         self._slots = slots(
             T=dtype,
             ACC=self.computed_in,
             HEAD=head,
             ALIGNED=is_aligned and all(spec.aligned for spec in arrays),
+            FRAGMENTS=by_fragments,
             PLAIN=is_plain,
             WARPS=self._tiles.warps,
             STAGES=self._tiles.stages,
@@ -87,16 +96,6 @@ class Kernels:
             GRADIENT_BANDS=self._tiles.gradient[0],
             GRADIENT_LENGTH=self._tiles.gradient[1],
         )
-
-    def _fitting(self, device: Device, head: int, itemsize: int) -> Tiles:
-        choices: Sequence[Tiles] = BY_ELEMENTS
-        if itemsize == 2:
-            choices = BY_FRAGMENTS[64 if head <= 64 else 128]
-        for tiles in choices[:-1]:
-            nbytes = max(tiles.nbytes(self._row_nbytes, each) for each in (False, True))
-            if nbytes <= device.max_shared_nbytes:
-                return tiles
-        return choices[-1]
 
     def _launch(self, symbol: str, n_rows: int, heads: int, *args: object) -> Launch:
         """A launch with a block for each part of n_rows rows of each head."""
@@ -134,3 +133,16 @@ class Kernels:
             args = (*arrays, lse, slopes, *masks, dk, dv)
             launches += [self._launch("attention__gradient_of_keys", keys, kv_heads, *args)]
         return memory.plan(*launches)
+
+
+def _fitting(device: Device, head: int, row_nbytes: int, by_fragments: bool) -> Tiles:
+    """The first tiles that fit into shared memory, else the last ones, which fit everywhere."""
+    choices: Sequence[Tiles] = BY_ELEMENTS
+    if by_fragments:
+        choices = BY_FRAGMENTS[64 if head <= 64 else 128]
+        if head > 64 and device.capability >= FEWER_REGISTERS:
+            choices = choices[1:]
+    for tiles in choices[:-1]:
+        if max(tiles.nbytes(row_nbytes, of) for of in (False, True)) <= device.max_shared_nbytes:
+            return tiles
+    return choices[-1]

@@ -234,6 +234,8 @@ def flash_attention(site: Site) -> Sequence[Term | None]:
     )
     if not with_mask:
         return gradients
-    ends = site.dims((mask, -1))
-    d_mask = site.op("Slice", gradients[3], site.ints(0), ends, site.ints(3))
+    d_mask = gradients[3]
+    if site.attribute("pads_mask", 0):  # then it may be shorter
+        ends = site.dims((mask, -1))
+        d_mask = site.op("Slice", d_mask, site.ints(0), ends, site.ints(3))
     return [*gradients[:3], site.sum_from(d_mask, None, mask)]

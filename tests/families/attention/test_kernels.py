@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,21 @@ import pytest
 import runs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from references import References
+from references import References, computed
 
 from cupy_training_ops import flash_attention, flash_attention_grad, get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
+from cupy_training_ops.families.attention.operators import max_width
 from cupy_training_ops.plan import Device
 from cupy_training_ops.testing.compare import assert_matches
 
 attention = References("attention")
 
 H200 = Device(132, (9, 0), 227 * 1024)
-SMALLEST = 48 * 1024  # of shared memory
+TURING = Device(68, (7, 5), 64 * 1024)
+SMALLEST = Device(4, (8, 0))
 LENGTHS = (1, 15, 16, 17, 33, 63, 64, 65, 130)
 
 drawn = settings(
@@ -37,14 +39,16 @@ def check(run: Any, arrays: list[Any], dtype: Any, **options: Any) -> None:
         x.astype(dtype) if x is not None and x.dtype == FLOAT64 else x for x in arrays
     )
     with_mask = mask is not None and mask.dtype != bool
-    y, lse = attention.flash_attention(q, k, v, mask, lengths, **options)
-    placed = [None if x is None else run.place(x) for x in (q, k, v, mask, lengths)]
-    for found, expected in zip(flash_attention(*placed, **options), (y, lse), strict=True):
+    op = get_op("FlashAttention")(**options)  # a new one, which plans anew
+    given_ = q, k, v, mask, lengths
+    y, lse = computed(op, *given_)
+    placed = [None if x is None else run.place(x) for x in given_]
+    for found, expected in zip(op(*placed), (y, lse), strict=True):
         assert_matches(run.host(found), expected)
-    options["mask_gradient"] = with_mask
-    expected = attention.flash_attention_grad(dy, q, k, v, y, lse, mask, lengths, **options)
+    op = get_op("FlashAttentionGrad")(mask_gradient=with_mask, **options)
+    expected = computed(op, dy, q, k, v, y, lse, mask, lengths)
     of_forward = map(run.place, (y, lse))
-    found = flash_attention_grad(run.place(dy), *placed[:3], *of_forward, *placed[3:], **options)
+    found = op(run.place(dy), *placed[:3], *of_forward, *placed[3:])
     for one, other in zip(found, expected, strict=True):
         assert one is other is None or assert_matches(run.host(one), other) is None
 
@@ -57,12 +61,22 @@ def normal(rng: np.random.Generator, extents: tuple[int, ...]) -> list[Any]:
     return [rng.standard_normal((batch, *shape)) for shape in shapes]
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
-@pytest.mark.parametrize("is_small", [False, True])
-def test_any_lengths(run, rng, monkeypatch, dtype, is_small) -> None:
-    """In the tiles of every GPU: the smallest ones, too."""
-    if is_small:
-        monkeypatch.setattr(runs, "DEVICE", replace(runs.DEVICE, max_shared_nbytes=SMALLEST))
+def each_device() -> Iterator[Any]:
+    """A type and a GPU with much or little shared memory, or without tensor cores."""
+    for dtype in FLOATS:
+        for name, device in (("large", runs.DEVICE), ("small", SMALLEST), ("old", TURING)):
+            is_default = name == "large" and dtype == BFLOAT16
+            marks = () if is_default else pytest.mark.thorough
+            yield pytest.param(dtype, device, marks=marks, id=f"{dtype_name(dtype)}-{name}")
+
+
+@pytest.mark.parametrize(("dtype", "device"), each_device())
+def test_any_lengths(run, rng, monkeypatch, dtype, device) -> None:
+    """In the tiles of every GPU."""
+    width = 16
+    if not run.on_gpu:
+        monkeypatch.setattr(runs, "DEVICE", device)
+        width = max_width(dtype) if device is SMALLEST else 16
 
     @drawn
     @given(
@@ -74,12 +88,17 @@ def test_any_lengths(run, rng, monkeypatch, dtype, is_small) -> None:
         has_lengths=st.booleans(),
     )
     def compare(queries, keys, is_causal, softcap, mask, has_lengths) -> None:
-        arrays = normal(rng, (2, 2, 1, queries, keys, 16, 16))
+        arrays = normal(rng, (2, 2, 1, queries, keys, width, width))
         mask = rng.standard_normal((2, 1, queries, keys)) if mask == "added" else mask
         mask = rng.random((2, queries, keys)) < 0.7 if isinstance(mask, str) and mask else mask
         lengths = rng.integers(0, keys + 2, 2) if has_lengths else None
         arrays += [mask if isinstance(mask, np.ndarray) else None, lengths]
-        check(run, arrays, dtype, is_causal=is_causal, softcap=softcap)
+        with launch_log() as log:
+            check(run, arrays, dtype, is_causal=is_causal, softcap=softcap)
+        by_fragments = dtype.itemsize == 2 and device is not TURING
+        if not run.on_gpu:
+            assert {step.slots["FRAGMENTS"] for step in log} == {str(int(by_fragments))}
+            assert {step.slots["WARPS"] for step in log} == {"2" if device is SMALLEST else "4"}
 
     compare()
 
@@ -171,9 +190,10 @@ def planned(device: Device, dtype: Any, width: int, aligned: bool = True) -> lis
         (H200, BFLOAT16, 64, [16, 32, 32]),
         (H200, FLOAT16, 128, [16, 32, 32]),
         (H200, FLOAT32, 128, [32, 32, 32]),
-        (Device(68, (7, 5), 64 * 1024), BFLOAT16, 64, [16, 32, 32]),
-        (Device(68, (7, 5), 64 * 1024), BFLOAT16, 128, [64, 64, 64]),
-        (Device(68, (7, 5)), FLOAT64, 64, [64, 64, 64]),
+        (TURING, BFLOAT16, 64, [32, 32, 32]),
+        (Device(68, (8, 0), 64 * 1024), BFLOAT16, 128, [64, 64, 64]),
+        (SMALLEST, FLOAT64, 64, [64, 64, 64]),
+        (Device(188, (12, 0), 99 * 1024), BFLOAT16, 128, [32, 32, 32]),
     ],
 )
 def test_blocks_of_a_head(device, dtype, width, expected) -> None:
