@@ -70,7 +70,7 @@ def each_device() -> Iterator[Any]:
             yield pytest.param(dtype, device, marks=marks, id=f"{dtype_name(dtype)}-{name}")
 
 
-@pytest.mark.parametrize(("dtype", "device"), each_device())
+@pytest.mark.parametrize(("dtype", "device"), list(each_device()))
 def test_any_lengths(run, rng, monkeypatch, dtype, device) -> None:
     """In the tiles of every GPU."""
     width = 16
