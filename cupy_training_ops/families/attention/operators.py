@@ -110,8 +110,9 @@ class _Attention(Op):
             if shapes[name] != expected:
                 words = "(batch, heads, rows, width)"
                 refuse(self.name, name, f"{words} = {expected}, for Q and K", f"{shapes[name]}")
-        if not kv_heads or heads % kv_heads:
-            refuse(self.name, "Q", f"a multiple of K's {kv_heads} heads", f"{heads} heads")
+        if not (heads and kv_heads) or heads % kv_heads:
+            words = f"heads, a multiple of K's {kv_heads}"
+            refuse(self.name, "Q", words, f"{heads} heads")
         for name, widest in (("Q", width), ("V", v_width)):
             if not 1 <= widest <= max_width(q.dtype):
                 words = f"heads of 1 to {max_width(q.dtype)} elements of {q.dtype}"

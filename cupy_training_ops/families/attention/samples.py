@@ -31,7 +31,7 @@ class Call(NamedTuple):
 CALLS = (
     Call("ordinary", (2, 4, 4, 40, 40, 16, 16), FLOATS),
     Call("odd", (2, 6, 2, 5, 7, 3, 5), (FLOAT16, FLOAT64), (7,), attributes={"softcap": 1.5}),
-    Call("empty", (2, 0, 3, 4, 4, 8, 8), (BFLOAT16, FLOAT32)),
+    Call("empty", (0, 4, 2, 4, 4, 8, 8), (BFLOAT16, FLOAT32)),
     Call("no-keys", (2, 2, 1, 4, 0, 8, 8), (FLOAT32,)),
     Call("no-queries", (2, 2, 1, 0, 4, 8, 8), (FLOAT16,)),
     Call("one", (1, 1, 1, 1, 1, 1, 1), (FLOAT16, FLOAT64)),

@@ -176,8 +176,9 @@ Q, K = np.zeros((2, 4, 5, 6), FLOAT32), np.zeros((2, 2, 7, 6), FLOAT32)
     [
         ((Q, K, K[:, :, :6]), {}, r"V: expected .* \(2, 2, 7, 6\).*, got \(2, 2, 6, 6\)"),
         ((Q, K[:1], K), {}, r"K: expected .*\(2, 2, 7, 6\)"),
-        ((Q[:, :3], K, K), {}, "Q: expected a multiple of K's 2 heads, got 3 heads"),
-        ((Q, K[:, :0], K[:, :0]), {}, "Q: expected a multiple of K's 0 heads"),
+        ((Q[:, :3], K, K), {}, "Q: expected heads, a multiple of K's 2, got 3 heads"),
+        ((Q[:, :0], K, K), {}, "Q: expected heads, a multiple of K's 2, got 0"),
+        ((Q, K[:, :0], K[:, :0]), {}, "Q: expected heads, a multiple of K's 0, got 4"),
         ((Q, K, K[..., :0]), {}, "V: expected heads of 1 to 128 elements of float32, got 0"),
         ((Q[..., 0], K, K), {}, "Q: expected rank 4 without q_num_heads"),
         ((Q, K, K), {"q_num_heads": 4, "kv_num_heads": 2}, "Q: expected rank 4 without"),
