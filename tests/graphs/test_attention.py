@@ -172,6 +172,32 @@ def trained_model(arrays: list[np.ndarray]) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_steps_on_a_gpu_are_those_of_numpy(rng, dtype) -> None:
+    """Eager, and captured as a graph."""
+    import cupy
+
+    arrays = inputs_of(
+        rng, ((2, 4, 70, 16), (2, 2, 90, 16), (2, 2, 90, 8)), (70, 90), "added", None
+    )
+    model = trained_model([a.astype(dtype) for a in arrays])
+    found = []
+    for xp, options in ((np, {}), (cupy, {}), (cupy, {"graph": True})):
+        session = cto.onnx.TrainingSession.from_model(
+            model, loss="loss", optimizer="SGD", xp=xp, **options
+        )
+        session.lr = 0.0078125
+        losses = [float(session.step()) for _ in range(4)]
+        found.append((losses, [cupy.asnumpy(x) for x in session.parameters.values()]))
+    tolerance = 1e-5 if dtype == np.float32 else 1e-2
+    for losses, parameters in found[1:]:
+        np.testing.assert_allclose(losses, found[0][0], rtol=tolerance)
+        for one, other in zip(parameters, found[0][1], strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+    assert found[1][0] == found[2][0]
+
+
 def test_a_training_step_has_no_scores(rng) -> None:
     """The nodes of its graph: one forward, one gradient, nothing of the size of scores."""
     arrays = inputs_of(rng, (Q, K, V), None, "", None)
