@@ -34,6 +34,7 @@ from training_models import GPT, Llama, ResNet
 import cupy_training_ops as cto
 
 LEARNING_RATE = 5e-4
+WRONG_LABELS = 0.2  # of all
 WAYS = ("plain", "codes")
 Batch = tuple[Tensor, Tensor]
 
@@ -63,7 +64,10 @@ def chains(n: int, length: int, classes: int) -> Callable[[int, int, torch.devic
 
 
 def noisy(n: int, side: int, classes: int) -> Callable[[int, int, torch.device], list[Batch]]:
-    """Images that repeat a class's own pattern, under twice as much noise."""
+    """Images that repeat a class's own pattern, under twice as much noise.
+
+    Of five labels one is drawn anew, so that the loss has a floor and no spikes.
+    """
     pattern = torch.randn(classes, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     pattern = pattern.repeat(1, 1, side // 8, side // 8)
 
@@ -73,7 +77,9 @@ def noisy(n: int, side: int, classes: int) -> Callable[[int, int, torch.device],
         for _ in range(steps):
             target = torch.randint(classes, (n,), generator=generator, device=device)
             noise = torch.randn(n, 3, side, side, generator=generator, device=device)
-            found.append((patterns[target] + 2 * noise, target))
+            other = torch.randint(classes, (n,), generator=generator, device=device)
+            is_other = torch.rand(n, generator=generator, device=device) < WRONG_LABELS
+            found.append((patterns[target] + 2 * noise, torch.where(is_other, other, target)))
         return found
 
     return drawn

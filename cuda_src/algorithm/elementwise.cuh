@@ -27,7 +27,7 @@ struct Tiling {
     static constexpr int size = THREADS * each;  // elements of a tile
 };
 
-// ---- a thread's elements of one array, vector u in held[u] --------------------------------------
+// ---- a thread's elements of one array, vector u in registers[u] --------------------------------------
 //
 // load and store access aligned vectors; load_apart and store_apart single
 // elements, S::threads apart.
@@ -42,23 +42,23 @@ template <class S, class E, int N, bool OPTIONAL>
 struct Reader {
     static constexpr int width = N, read_nbytes = sizeof(E), written_nbytes = 0;
     const E* from;
-    Vec<E, N> held[S::each / N];
+    Vec<E, N> registers[S::each / N];
 
     __device__ void seek(i64 first) {
         if (!OPTIONAL || from) from += first;
     }
     __device__ void load(int u, u32 offset) {
-        held[u] = Vec<E, N>{};
-        if (!OPTIONAL || from) held[u] = *reinterpret_cast<const Vec<E, N>*>(from + offset);
+        registers[u] = Vec<E, N>{};
+        if (!OPTIONAL || from) registers[u] = *reinterpret_cast<const Vec<E, N>*>(from + offset);
     }
     __device__ void load_apart(u32 offset, u32 n) {
-        held[0] = Vec<E, N>{};
+        registers[0] = Vec<E, N>{};
 #pragma unroll
         for (int i = 0; i < N; ++i)
             if (apart<S>(offset, i) < n && (!OPTIONAL || from))
-                held[0].at[i] = from[apart<S>(offset, i)];
+                registers[0].at[i] = from[apart<S>(offset, i)];
     }
-    __device__ Acc<E> at(int u, int i) const { return to_acc(held[u].at[i]); }
+    __device__ Acc<E> at(int u, int i) const { return to_acc(registers[u].at[i]); }
     template <bool STREAMING>
     __device__ void store(int, u32) const {}
     __device__ void store_apart(u32, u32) const {}
@@ -69,19 +69,19 @@ template <class S, class E, int N, bool OPTIONAL>
 struct Writer {
     static constexpr int width = N, read_nbytes = 0, written_nbytes = sizeof(E);
     E* to;
-    Acc<E> held[S::each / N][N];
+    Acc<E> registers[S::each / N][N];
 
     __device__ void seek(i64 first) {
         if (!OPTIONAL || to) to += first;
     }
     __device__ void load(int, u32) const {}
     __device__ void load_apart(u32, u32) const {}
-    __device__ Acc<E>& at(int u, int i) { return held[u][i]; }
+    __device__ Acc<E>& at(int u, int i) { return registers[u][i]; }
 
     template <bool STREAMING>
     __device__ void store(int u, u32 offset) const {
         if (OPTIONAL && !to) return;
-        const Vec<E, N> rounded = vec::from_acc<E>(held[u]);
+        const Vec<E, N> rounded = vec::from_acc<E>(registers[u]);
         if constexpr (STREAMING)
             vec::store_streaming(reinterpret_cast<Vec<E, N>*>(to + offset), rounded);
         else
@@ -89,7 +89,7 @@ struct Writer {
     }
     __device__ void store_apart(u32 offset, u32 n) const {
         if (OPTIONAL && !to) return;
-        const Vec<E, N> rounded = vec::from_acc<E>(held[0]);
+        const Vec<E, N> rounded = vec::from_acc<E>(registers[0]);
 #pragma unroll
         for (int i = 0; i < N; ++i)
             if (apart<S>(offset, i) < n) to[apart<S>(offset, i)] = rounded.at[i];
@@ -106,7 +106,7 @@ struct RowReader {
     Divisor columns;
     i64 first;
     bool fits_31_bits;  // all positions of the tile do
-    uint4 held[S::each / N];
+    uint4 registers[S::each / N];
     static_assert(sizeof(E) * N == sizeof(uint4));
 
     // (first + offset) % columns.
@@ -128,28 +128,28 @@ struct RowReader {
         fits_31_bits = max(position + S::size, columns.value) <= 0x7FFFFFFF;
     }
     __device__ void load(int u, u32 offset) {
-        held[u] = absent();
+        registers[u] = absent();
         if (!from) return;
         i64 c = column(offset);
         if (columns.value % N == 0) {
-            held[u] = *reinterpret_cast<const uint4*>(from + c);
+            registers[u] = *reinterpret_cast<const uint4*>(from + c);
             return;
         }
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            reinterpret_cast<E*>(held + u)[i] = from[c];
+            reinterpret_cast<E*>(registers + u)[i] = from[c];
             c = c + 1 < columns.value ? c + 1 : 0;
         }
     }
     __device__ void load_apart(u32 offset, u32 n) {
-        held[0] = absent();
+        registers[0] = absent();
 #pragma unroll
         for (int i = 0; i < N; ++i)
             if (apart<S>(offset, i) < n && from)
-                reinterpret_cast<E*>(held)[i] = from[column(apart<S>(offset, i))];
+                reinterpret_cast<E*>(registers)[i] = from[column(apart<S>(offset, i))];
     }
     __device__ Acc<E> at(int u, int i) const {
-        return to_acc(reinterpret_cast<const E*>(held + u)[i]);
+        return to_acc(reinterpret_cast<const E*>(registers + u)[i]);
     }
     template <bool STREAMING>
     __device__ void store(int, u32) const {}
@@ -162,12 +162,12 @@ constexpr int OF_TILING = 0;
 template <class S, int N>
 constexpr int ELEMENTS = N == OF_TILING ? S::width : N;
 
-// held<S>() gives the Reader or Writer of an operand for the tiling S.
+// operand<S>() gives the Reader or Writer of an operand for the tiling S.
 template <class E, int N, bool OPTIONAL>
 struct In {
     const E* x;
     template <class S>
-    __device__ Reader<S, E, ELEMENTS<S, N>, OPTIONAL> held() const {
+    __device__ Reader<S, E, ELEMENTS<S, N>, OPTIONAL> operand() const {
         return {x};
     }
 };
@@ -175,7 +175,7 @@ template <class E, int N, bool OPTIONAL>
 struct Out {
     E* y;
     template <class S>
-    __device__ Writer<S, E, ELEMENTS<S, N>, OPTIONAL> held() const {
+    __device__ Writer<S, E, ELEMENTS<S, N>, OPTIONAL> operand() const {
         return {y};
     }
 };
@@ -184,7 +184,7 @@ struct Row {
     const E* b;
     Divisor columns;
     template <class S>
-    __device__ RowReader<S, E, S::width> held() const {
+    __device__ RowReader<S, E, S::width> operand() const {
         return {b, columns};
     }
 };
@@ -212,15 +212,16 @@ __device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns
 
 // ---- the map ------------------------------------------------------------------------------------
 
-template <class Held, class...>
-constexpr int WIDTH_OF = Held::width;
+template <class Register, class...>
+constexpr int WIDTH_OF = Register::width;
 
 // Maps elements [first, first + S::size) that are below n. Stores stream past the caches if more is
 // written than read.
-template <class S, class Map, class... Held>
-__device__ __forceinline__ void map_tile(i64 first, i64 n, bool aligned, Map map, Held... arrays) {
-    constexpr int N = WIDTH_OF<Held...>;
-    constexpr bool STREAMING = (Held::written_nbytes + ...) > (Held::read_nbytes + ...);
+template <class S, class Map, class... Register>
+__device__ __forceinline__ void map_tile(i64 first, i64 n, bool aligned, Map map,
+                                         Register... arrays) {
+    constexpr int N = WIDTH_OF<Register...>;
+    constexpr bool STREAMING = (Register::written_nbytes + ...) > (Register::read_nbytes + ...);
     const u32 left = static_cast<u32>(min(n - first, static_cast<i64>(S::size)));
     (arrays.seek(first), ...);
     if (aligned && left == S::size) {
@@ -251,7 +252,7 @@ __device__ __forceinline__ void map_tile(i64 first, i64 n, bool aligned, Map map
 template <class S, class Map, class... Operands>
 __device__ __forceinline__ void map_elements(i64 n, bool aligned, Map map, Operands... operands) {
     map_tile<S>(static_cast<i64>(blockIdx.x) * S::size, n, aligned, map,
-                operands.template held<S>()...);
+                operands.template operand<S>()...);
 }
 
 // map_elements with `tiles` tiles a block, for maps that compute something once for all of them.
@@ -261,7 +262,7 @@ __device__ __forceinline__ void map_tiles(i64 n, bool aligned, u32 tiles, Map ma
     i64 first = static_cast<i64>(blockIdx.x) * tiles * S::size;
 #pragma unroll 1
     for (; tiles > 0 && first < n; --tiles, first += S::size)
-        map_tile<S>(first, n, aligned, map, operands.template held<S>()...);
+        map_tile<S>(first, n, aligned, map, operands.template operand<S>()...);
 }
 
 }  // namespace cto::elementwise

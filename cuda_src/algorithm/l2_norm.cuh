@@ -78,7 +78,7 @@ struct SumsOfSquares {
     template <int M>
     static __device__ __forceinline__ A wide(const Vec<E, M>& x, int i) {
         using Unit = vec::Unit<E, vec::IN_WORDS<E, M>>;
-        return Unit::at(reinterpret_cast<const typename Unit::Held*>(&x), i);
+        return Unit::at(reinterpret_cast<const typename Unit::Register*>(&x), i);
     }
     static __device__ __forceinline__ bool is_ordinary(A sum) {
         return sum >= LEAST && sum <= MOST * 0x1p-56f;

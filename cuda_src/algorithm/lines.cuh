@@ -129,9 +129,9 @@ struct SlotsOf {
 template <class E, int WIDTH, int DEPTH, bool PINNED = false>
 struct Reader {
     using Unit = vec::Unit<E, IN_WORDS<E, WIDTH>>;
-    using Held = typename Unit::Held;
-    static constexpr int WORDS = WIDTH * sizeof(E) / sizeof(Held);
-    using Slot = Vec<Held, WORDS>;
+    using Register = typename Unit::Register;
+    static constexpr int WORDS = WIDTH * sizeof(E) / sizeof(Register);
+    using Slot = Vec<Register, WORDS>;
     // True if maxima are computed of two 2-byte elements at a time.
     static constexpr bool IN_PAIRS = vec::HAS_LARGER_PAIR && sizeof(E) == 2 && WORDS < WIDTH;
 
@@ -139,7 +139,7 @@ struct Reader {
     E fill;        // value of elements that do not exist
     bool present;  // false: there is no array, all elements are `fill`
     E edge;
-    Slot held[DEPTH];
+    Slot registers[DEPTH];
 
     __device__ __forceinline__ Reader(const Line<WIDTH, DEPTH>& line, const E* array, E fill,
                                       bool present = true)
@@ -151,23 +151,25 @@ struct Reader {
     template <bool STREAMS = false, bool BEFORE_STORES = false>
     __device__ __forceinline__ void load(const Line<WIDTH, DEPTH>& line,
                                          typename Slots<WIDTH>::Count batch) {
-        constexpr int UNITS = sizeof(Slot) / sizeof(Held);
+        constexpr int UNITS = sizeof(Slot) / sizeof(Register);
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u) {
 #pragma unroll
-            for (int i = 0; i < UNITS; ++i) held[u].at[i] = Unit::fill(fill);
+            for (int i = 0; i < UNITS; ++i) registers[u].at[i] = Unit::fill(fill);
             if (!line.has(batch, u) || !present) continue;
             const E* const from = slots.at(line, batch, u);
             if constexpr (STREAMS)
-                held[u] = vec::load_streaming(reinterpret_cast<const Slot*>(from));
+                registers[u] = vec::load_streaming(reinterpret_cast<const Slot*>(from));
             else if constexpr (BEFORE_STORES && sizeof(Slot) == sizeof(uint4))
-                *reinterpret_cast<uint4*>(&held[u]) =
+                *reinterpret_cast<uint4*>(&registers[u]) =
                     vec::load_before_stores(reinterpret_cast<const uint4*>(from));
             else
-                held[u] = *reinterpret_cast<const Slot*>(from);
+                registers[u] = *reinterpret_cast<const Slot*>(from);
         }
     }
-    __device__ __forceinline__ Acc<E> at(int u, int i) const { return Unit::at(held[u].at, i); }
+    __device__ __forceinline__ Acc<E> at(int u, int i) const {
+        return Unit::at(registers[u].at, i);
+    }
 
     // max(least, the elements of the batch).
     __device__ __forceinline__ Acc<E> largest(Acc<E> least) const {
@@ -175,10 +177,10 @@ struct Reader {
             u32 of_word[WORDS];
 #pragma unroll
             for (int i = 0; i < WORDS; ++i) {
-                of_word[i] = held[0].at[i];
+                of_word[i] = registers[0].at[i];
 #pragma unroll
                 for (int u = 1; u < DEPTH; ++u)
-                    of_word[i] = vec::larger_pair(of_word[i], held[u].at[i], E());
+                    of_word[i] = vec::larger_pair(of_word[i], registers[u].at[i], E());
             }
 #pragma unroll
             for (int i = 1; i < WORDS; ++i)
@@ -202,7 +204,7 @@ struct Reader {
             for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
                 for (int i = 0; i < static_cast<int>(sizeof(Slot) / sizeof(u32)); ++i) {
-                    u32& word = held[u].at[i];
+                    u32& word = registers[u].at[i];
                     word ^= zero;
 #ifndef __CUDA_CPU__
                     asm("" : "+r"(word));  // keeps the xor before the uses of the word

@@ -120,9 +120,9 @@ struct InShared {
             const u8* from = slot(a, u);
 #pragma unroll
             for (int k = 0; k < N; ++k, from += slot_pitch) {
-                if (!ALL) rows.held[a][k] = {};
+                if (!ALL) rows.registers[a][k] = {};
                 if (ALL || k < n)
-                    rows.held[a][k] = *reinterpret_cast<const typename Rows<N>::Slot*>(from);
+                    rows.registers[a][k] = *reinterpret_cast<const typename Rows<N>::Slot*>(from);
             }
         }
     }
@@ -154,10 +154,10 @@ struct InShared {
             for (int k = 0; k < DEPTH; ++k)
 #pragma unroll
                 for (int a = 0; a < READ; ++a) {
-                    rows.held[a][k] = {};
+                    rows.registers[a][k] = {};
                     const auto* const from =
                         reinterpret_cast<const Slot*>(op.arrays[a] + element + k * at.pitch);
-                    if (k < rows.n) rows.held[a][k] = LAST ? vec::load_streaming(from) : *from;
+                    if (k < rows.n) rows.registers[a][k] = LAST ? vec::load_streaming(from) : *from;
                 }
             use(rows, element);
         }

@@ -56,10 +56,10 @@ struct Cursor {
 template <class T, int W, int READ, int DEPTH>
 struct Batch {
     using Unit = vec::Unit<T, vec::IN_WORDS<T, W>>;
-    using Held = typename Unit::Held;
-    using Slot = Vec<Held, W * sizeof(T) / sizeof(Held)>;
+    using Register = typename Unit::Register;
+    using Slot = Vec<Register, W * sizeof(T) / sizeof(Register)>;
 
-    Slot held[READ][DEPTH];
+    Slot registers[READ][DEPTH];
     int n;
 
     // Loads the slots from `cursor` on, and moves it past them. LAST: nothing reads them again.
@@ -72,13 +72,16 @@ struct Batch {
 #pragma unroll
             for (int a = 0; a < READ; ++a) {
                 const auto* const slot = reinterpret_cast<const Slot*>(arrays[a] + cursor.element);
-                held[a][u] = {};  // unset, it would stay live from round to round, in registers
-                if (cursor.left > 0) held[a][u] = LAST ? vec::load_streaming(slot) : *slot;
+                registers[a][u] =
+                    {};  // unset, it would stay live from round to round, in registers
+                if (cursor.left > 0) registers[a][u] = LAST ? vec::load_streaming(slot) : *slot;
             }
             cursor.advance(pieces);
         }
     }
-    __device__ Acc<T> at(int array, int u, int i) const { return Unit::at(held[array][u].at, i); }
+    __device__ Acc<T> at(int array, int u, int i) const {
+        return Unit::at(registers[array][u].at, i);
+    }
     __device__ Acc<T> any_of(int, Acc<T> otherwise) const {
         return n > 0 ? at(0, 0, 0) : otherwise;
     }
@@ -92,7 +95,7 @@ struct Batch {
 #pragma unroll
                 for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
-                    for (auto& word : held[a][u].at) asm volatile("" : "+r"(word));
+                    for (auto& word : registers[a][u].at) asm volatile("" : "+r"(word));
 #endif
     }
     // see(element) for all elements; they are of one channel.

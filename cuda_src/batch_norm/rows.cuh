@@ -15,10 +15,10 @@ template <class T, int W, int READ, int N_ROWS>
 struct Rows {
     static constexpr int DEPTH = N_ROWS;
     using Unit = vec::Unit<T, vec::IN_WORDS<T, W>>;
-    using Held = typename Unit::Held;
-    using Slot = Vec<Held, W * sizeof(T) / sizeof(Held)>;
+    using Register = typename Unit::Register;
+    using Slot = Vec<Register, W * sizeof(T) / sizeof(Register)>;
 
-    Slot held[READ][DEPTH];
+    Slot registers[READ][DEPTH];
     i32 n;          // the first n rows exist
     u32 n_columns;  // columns of the slot that exist
 
@@ -28,9 +28,11 @@ struct Rows {
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
             for (int a = 0; a < READ; ++a) {
-                held[a][u] = {};  // unset, it would stay live from round to round, in registers
+                registers[a][u] =
+                    {};  // unset, it would stay live from round to round, in registers
                 if (u < n)
-                    held[a][u] = load_slot<STREAMING>(arrays[a] + element + u * pitch, aligned);
+                    registers[a][u] =
+                        load_slot<STREAMING>(arrays[a] + element + u * pitch, aligned);
             }
     }
     // Loads the first n rows from shared memory, where slots are `apart` bytes apart.
@@ -39,11 +41,13 @@ struct Rows {
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
             for (int a = 0; a < READ; ++a, slots += apart) {
-                held[a][u] = {};
-                if (u < n) held[a][u] = *reinterpret_cast<const Slot*>(slots);
+                registers[a][u] = {};
+                if (u < n) registers[a][u] = *reinterpret_cast<const Slot*>(slots);
             }
     }
-    __device__ Acc<T> at(int array, int u, int i) const { return Unit::at(held[array][u].at, i); }
+    __device__ Acc<T> at(int array, int u, int i) const {
+        return Unit::at(registers[array][u].at, i);
+    }
     __device__ Acc<T> any_of(int i, Acc<T>) const { return at(0, 0, i); }
     // see(element) for the elements of column i; zeros if the column does not exist.
     template <class See>
@@ -84,7 +88,7 @@ struct Ring {
     static constexpr int READ = Op::READ, COLUMNS = WIDTH<Op>, DEPTH = RING_ROWS / READ;
     static constexpr u32 NBYTES = COLUMNS * sizeof(T), APART = NBYTES * THREADS;
     static_assert(sizeof(T) > 2 || NBYTES == 16);
-    using Held = Rows<T, COLUMNS, READ, DEPTH>;
+    using Register = Rows<T, COLUMNS, READ, DEPTH>;
 
     const Op& op;
     const u8* own;            // this thread's slots in shared memory
@@ -181,7 +185,7 @@ struct Ring {
     __device__ void use_group(const Use& use) {
         const bool is_kept = !ALL && n_kept > 0;
         async_copy::wait<RING_GROUPS - 1>();
-        Held rows;
+        Register rows;
         rows.n_columns = COLUMNS;
         rows.n = ALL ? DEPTH : of_group(is_kept ? n_kept : n_next);
         rows.load_held(own + used * OF_GROUP, APART);

@@ -120,16 +120,18 @@ constexpr bool IN_WORDS = sizeof(E) < sizeof(u32) && sizeof(E) * WIDTH >= sizeof
 //     fill(x)        a unit whose elements are all x
 template <class E, bool WORDS>
 struct Unit {
-    using Held = E;
-    static __device__ Held fill(E x) { return x; }
-    static __device__ Acc<E> at(const Held* units, int i) { return to_acc(units[i]); }
+    using Register = E;
+    static __device__ Register fill(E x) { return x; }
+    static __device__ Acc<E> at(const Register* units, int i) { return to_acc(units[i]); }
 };
 template <class E>
 struct Unit<E, true> {
-    using Held = u32;
+    using Register = u32;
     static constexpr int EACH = sizeof(u32) / sizeof(E);  // elements in a word
-    static __device__ Held fill(E x) { return bits_of(x) * (EACH == 2 ? 0x10001u : 0x1010101u); }
-    static __device__ Acc<E> at(const Held* units, int i) {
+    static __device__ Register fill(E x) {
+        return bits_of(x) * (EACH == 2 ? 0x10001u : 0x1010101u);
+    }
+    static __device__ Acc<E> at(const Register* units, int i) {
         return widened(units[i / EACH], i % EACH, E());
     }
 
@@ -155,18 +157,18 @@ __device__ __forceinline__ void all_are_asked_for() {
 template <class E, int N>
 struct Elements {
     using Unit = vec::Unit<E, IN_WORDS<E, N>>;
-    using Held = typename Unit::Held;
-    Vec<Held, N * sizeof(E) / sizeof(Held)> held;
+    using Register = typename Unit::Register;
+    Vec<Register, N * sizeof(E) / sizeof(Register)> registers;
 
     __device__ __forceinline__ void load(const E* from) {
-        held = *reinterpret_cast<const decltype(held)*>(from);
+        registers = *reinterpret_cast<const decltype(registers)*>(from);
     }
     // N elements have 16 bytes.
     __device__ __forceinline__ void load_before_stores(const E* from) {
-        *reinterpret_cast<uint4*>(&held) =
+        *reinterpret_cast<uint4*>(&registers) =
             vec::load_before_stores(reinterpret_cast<const uint4*>(from));
     }
-    __device__ __forceinline__ Acc<E> at(int i) const { return Unit::at(held.at, i); }
+    __device__ __forceinline__ Acc<E> at(int i) const { return Unit::at(registers.at, i); }
 };
 
 // x and y are pairs of 2-byte elements E in a word; returns {max(x[0], y[0]), max(x[1], y[1])}. One
@@ -204,8 +206,8 @@ __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __nv_bfloat16) {
 template <class E, bool CONSTANT = false, int N>
 __device__ __forceinline__ void widen(const void* from, Acc<E> (&to)[N]) {
     using Unit = vec::Unit<E, IN_WORDS<E, N>>;
-    using Held = typename Unit::Held;
-    using Words = Vec<Held, N * sizeof(E) / sizeof(Held)>;
+    using Register = typename Unit::Register;
+    using Words = Vec<Register, N * sizeof(E) / sizeof(Register)>;
     const auto* const address = reinterpret_cast<const Words*>(from);
     const Words words = CONSTANT ? load_constant(address) : *address;
 #pragma unroll

@@ -114,7 +114,7 @@ extern "C" __global__ void dropout__advance(const __grid_constant__ Either<2> st
 extern "C" __global__ void __launch_bounds__(THREADS, DRAWING_BLOCKS)
     dropout(const T* data, T* output, bool* mask, i64 n, bool aligned,
             const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_elements<Tile>(n, aligned, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
+    map_elements<Tile>(n, aligned, Forward{scale}, in(data), ChoicesOf{draw_of(state, largest)},
                        out_if_wanted(output), BytesTo{mask});
 }
 // output[i] = data[i] * scale where element i is kept, else 0; mask = kept, a bit each. An element
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRAWING_BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, DRAWING_BLOCKS)
     bitmask_dropout(const T* data, T* output, u32* mask, i64 n, bool aligned, u32 tiles,
                     const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_tiles<Tile>(n, aligned, tiles, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
+    map_tiles<Tile>(n, aligned, tiles, Forward{scale}, in(data), ChoicesOf{draw_of(state, largest)},
                     out_if_wanted(output), BitsTo{mask});
 }
 
@@ -147,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
                  bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
                  const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
     map_tiles<Tile>(n, aligned, tiles, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
-                    in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
+                    in_or_zero(residual), ChoicesOf{draw_of(state, largest)}, out_if_wanted(output),
                     BytesTo{mask});
 }
 // output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a bit each. bias (a row of
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
                          i64 n, bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
                          const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
     map_tiles<Tile>(n, aligned, tiles, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
-                    in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
+                    in_or_zero(residual), ChoicesOf{draw_of(state, largest)}, out_if_wanted(output),
                     BitsTo{mask});
 }
 

@@ -39,7 +39,7 @@ struct SumReader {
     static constexpr bool IN_PAIRS = false;
     LineReader<T, W, DEPTH> x, bias;
     A edge;
-    A held[DEPTH][W];
+    A registers[DEPTH][W];
 
     __device__ __forceinline__ SumReader(const Line<W, DEPTH>& line, const T* x, const T* bias)
         : x(line, x, from_acc<T>(row_softmax::negative_infinity<A>())),
@@ -54,14 +54,14 @@ struct SumReader {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
-            for (int i = 0; i < W; ++i) held[u][i] = x.at(u, i) + bias.at(u, i);
+            for (int i = 0; i < W; ++i) registers[u][i] = x.at(u, i) + bias.at(u, i);
     }
-    __device__ __forceinline__ A at(int u, int i) const { return held[u][i]; }
+    __device__ __forceinline__ A at(int u, int i) const { return registers[u][i]; }
     __device__ __forceinline__ A largest(A least) const {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
-            for (int i = 0; i < W; ++i) least = row_softmax::larger(least, held[u][i]);
+            for (int i = 0; i < W; ++i) least = row_softmax::larger(least, registers[u][i]);
         return least;
     }
     __device__ void renew(u32) const {}

@@ -143,28 +143,28 @@ struct Neighbours {
 // Operand that gives each element its Choice. All blocks of random words of a tile have the same
 // upper half of their number, so the compiler computes its part of the first two rounds once.
 template <class S>
-struct Kept {
+struct Choices {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
     static constexpr int VECTORS = S::each / width;
     static constexpr u32 BLOCKS = S::size / N_WORDS;
     static_assert((BLOCKS & (BLOCKS - 1)) == 0);
     Draw rule;
     i64 first;
-    Neighbours<width> held[VECTORS];
+    Neighbours<width> registers[VECTORS];
 
     __device__ void seek(i64 start) { first = start; }
     // Draws for all vectors with the last one, when the loads of other operands are under way.
     __device__ void load(int u, u32 offset) {
         if (u + 1 < VECTORS) return;
 #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) held[v] = Neighbours<width>{};
+        for (int v = 0; v < VECTORS; ++v) registers[v] = Neighbours<width>{};
         if (!rule.draws()) return;
         const u64 number = static_cast<u64>(first) / N_WORDS;
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             const u32 at = offset - (u - v) * S::threads * width;
-            held[v].draw(rule.sequence, static_cast<u32>(number) + at / N_WORDS,
-                         static_cast<u32>(number >> 32), at);
+            registers[v].draw(rule.sequence, static_cast<u32>(number) + at / N_WORDS,
+                              static_cast<u32>(number >> 32), at);
         }
     }
     // words[i] = the random word of element first + offset + i * S::threads: in a tile without vectors,
@@ -172,10 +172,10 @@ struct Kept {
     __device__ void load_apart(u32 offset, u32) {
 #pragma unroll
         for (int i = 0; i < width; ++i)
-            held[0].words[i] =
+            registers[0].words[i] =
                 rule.draws() ? rule.sequence.word_of(first + elementwise::apart<S>(offset, i)) : 0;
     }
-    __device__ Choice at(int u, int i) const { return {held[u].words[i], rule.largest}; }
+    __device__ Choice at(int u, int i) const { return {registers[u].words[i], rule.largest}; }
     template <bool STREAMING>
     __device__ void store(int, u32) const {}
     __device__ void store_apart(u32, u32) const {}
@@ -191,27 +191,27 @@ struct ByteReader {
     static constexpr int EACH = sizeof(Word);
     const u8* from;
     u32 filled;
-    vec::Vec<Word, width / EACH> held[S::each / width];
+    vec::Vec<Word, width / EACH> registers[S::each / width];
 
     __device__ void seek(i64 first) { from += first; }
     __device__ void load(int u, u32 offset) {
-        held[u] = *reinterpret_cast<const vec::Vec<Word, width / EACH>*>(from + offset);
+        registers[u] = *reinterpret_cast<const vec::Vec<Word, width / EACH>*>(from + offset);
 #pragma unroll
-        for (int w = 0; w < width / EACH; ++w) held[u].at[w] |= static_cast<Word>(filled);
+        for (int w = 0; w < width / EACH; ++w) registers[u].at[w] |= static_cast<Word>(filled);
     }
-    // Byte i of held[0] = from[offset + i * S::threads] | filled, or 0 from element n on: in a tile
+    // Byte i of registers[0] = from[offset + i * S::threads] | filled, or 0 from element n on: in a tile
     // without vectors, a thread's elements are S::threads apart.
     __device__ void load_apart(u32 offset, u32 n) {
-        held[0] = {};
+        registers[0] = {};
 #pragma unroll
         for (int i = 0; i < width; ++i) {
             const u32 element = elementwise::apart<S>(offset, i);
             const u32 byte = element < n ? from[element] | (filled & 0xFFu) : 0;
-            held[0].at[i / EACH] |= static_cast<Word>(byte << 8 * (i % EACH));
+            registers[0].at[i / EACH] |= static_cast<Word>(byte << 8 * (i % EACH));
         }
     }
     __device__ bool at(int u, int i) const {
-        return held[u].at[i / EACH] & 0xFFu << 8 * (i % EACH);
+        return registers[u].at[i / EACH] & 0xFFu << 8 * (i % EACH);
     }
     template <bool STREAMING>
     __device__ void store(int, u32) const {}
@@ -225,21 +225,23 @@ struct BitReader {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
     const u8* from;
     u32 filled;
-    u32 held[S::each / width];
+    u32 registers[S::each / width];
 
     __device__ void seek(i64 first) { from += first / 8; }
-    __device__ void load(int u, u32 offset) { held[u] = from[offset / 8] >> offset % 8 | filled; }
-    // Bit i of held[0] = bit of element offset + i * S::threads in the mask, or 1 if filled: in a
+    __device__ void load(int u, u32 offset) {
+        registers[u] = from[offset / 8] >> offset % 8 | filled;
+    }
+    // Bit i of registers[0] = bit of element offset + i * S::threads in the mask, or 1 if filled: in a
     // tile without vectors, a thread's elements are S::threads apart.
     __device__ void load_apart(u32 offset, u32 n) {
-        held[0] = filled;
+        registers[0] = filled;
 #pragma unroll
         for (int i = 0; i < width; ++i) {
             const u32 element = elementwise::apart<S>(offset, i);
-            if (element < n) held[0] |= (from[element / 8] >> element % 8 & 1u) << i;
+            if (element < n) registers[0] |= (from[element / 8] >> element % 8 & 1u) << i;
         }
     }
-    __device__ bool at(int u, int i) const { return held[u] >> i & 1u; }
+    __device__ bool at(int u, int i) const { return registers[u] >> i & 1u; }
     template <bool STREAMING>
     __device__ void store(int, u32) const {}
     __device__ void store_apart(u32, u32) const {}
@@ -250,26 +252,26 @@ template <class S>
 struct ByteWriter {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 1;
     u8* to;
-    Marks<width> held[S::each / width];
+    Marks<width> registers[S::each / width];
 
     __device__ void seek(i64 first) {
         if (to) to += first;
     }
-    __device__ void load(int u, u32) { held[u] = {}; }
-    __device__ void load_apart(u32, u32) { held[0] = {}; }
-    __device__ Mark at(int u, int i) { return held[u].mark(i); }
+    __device__ void load(int u, u32) { registers[u] = {}; }
+    __device__ void load_apart(u32, u32) { registers[0] = {}; }
+    __device__ Mark at(int u, int i) { return registers[u].mark(i); }
 
     template <bool STREAMING>
     __device__ void store(int u, u32 offset) const {
-        if (to) held[u].store(to + offset);
+        if (to) registers[u].store(to + offset);
     }
-    // to[offset + i * S::threads] = byte i of held[0], up to element n.
+    // to[offset + i * S::threads] = byte i of registers[0], up to element n.
     __device__ void store_apart(u32 offset, u32 n) const {
         if (!to) return;
 #pragma unroll
         for (int i = 0; i < width; ++i) {
             const u32 element = elementwise::apart<S>(offset, i);
-            if (element < n) to[element] = held[0].at(i);
+            if (element < n) to[element] = registers[0].at(i);
         }
     }
 };
@@ -282,19 +284,19 @@ struct BitWriter {
     static constexpr int LANES = 8 / width;
     static_assert(S::threads % WARP == 0);
     u8* to;
-    u32 held[S::each / width];
+    u32 registers[S::each / width];
 
     __device__ void seek(i64 first) {
         if (to) to += first / 8;
     }
-    __device__ void load(int u, u32) { held[u] = 0; }
-    __device__ void load_apart(u32, u32) { held[0] = 0; }
-    __device__ Mark at(int u, int i) { return {held[u], 1u << i}; }
+    __device__ void load(int u, u32) { registers[u] = 0; }
+    __device__ void load_apart(u32, u32) { registers[0] = 0; }
+    __device__ Mark at(int u, int i) { return {registers[u], 1u << i}; }
 
     template <bool STREAMING>
     __device__ void store(int u, u32 offset) const {
         if (!to) return;
-        u32 bits = held[u] << offset % 8;
+        u32 bits = registers[u] << offset % 8;
 #pragma unroll
         for (int step = 1; step < LANES; step *= 2) bits |= __shfl_xor_sync(ALL_LANES, bits, step);
         if (threadIdx.x % LANES == 0) to[offset / 8] = static_cast<u8>(bits);
@@ -306,18 +308,18 @@ struct BitWriter {
 #pragma unroll
         for (int i = 0; i < width; ++i) {
             const u32 element = elementwise::apart<S>(offset, i);
-            const u32 word = __ballot_sync(ALL_LANES, element < n && (held[0] >> i & 1u));
+            const u32 word = __ballot_sync(ALL_LANES, element < n && (registers[0] >> i & 1u));
             if (threadIdx.x % WARP == 0 && element < n)
                 reinterpret_cast<u32*>(to)[element / WARP] = word;
         }
     }
 };
 
-// Arguments of map_elements: held<S>() makes the operand above, for a tiling S.
-struct KeptBy {
+// Arguments of map_elements: operand<S>() makes the operand above, for a tiling S.
+struct ChoicesOf {
     Draw rule;
     template <class S>
-    __device__ Kept<S> held() const {
+    __device__ Choices<S> operand() const {
         return {rule};
     }
 };
@@ -325,7 +327,7 @@ struct BytesFrom {
     const bool* mask;
     bool keeps_all;
     template <class S>
-    __device__ ByteReader<S> held() const {
+    __device__ ByteReader<S> operand() const {
         return {reinterpret_cast<const u8*>(mask), keeps_all ? ALL : 0};
     }
 };
@@ -333,21 +335,21 @@ struct BitsFrom {
     const u32* mask;
     bool keeps_all;
     template <class S>
-    __device__ BitReader<S> held() const {
+    __device__ BitReader<S> operand() const {
         return {reinterpret_cast<const u8*>(mask), keeps_all ? ALL : 0};
     }
 };
 struct BytesTo {
     bool* mask;
     template <class S>
-    __device__ ByteWriter<S> held() const {
+    __device__ ByteWriter<S> operand() const {
         return {reinterpret_cast<u8*>(mask)};
     }
 };
 struct BitsTo {
     u32* mask;
     template <class S>
-    __device__ BitWriter<S> held() const {
+    __device__ BitWriter<S> operand() const {
         return {reinterpret_cast<u8*>(mask)};
     }
 };

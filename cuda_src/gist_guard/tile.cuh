@@ -23,7 +23,7 @@ constexpr float TO_STEPS = 0x1p18f;  // x + TO_STEPS is rounded to multiples of 
 template <class T>
 using Unit = vec::Unit<T, vec::IN_WORDS<T, TILE>>;
 template <class T>
-using Tile = Vec<typename Unit<T>::Held, TILE * sizeof(T) / sizeof(typename Unit<T>::Held)>;
+using Tile = Vec<typename Unit<T>::Register, TILE * sizeof(T) / sizeof(typename Unit<T>::Register)>;
 
 // Tile `tile` of x, zeros past x[n - 1]. aligned: x starts at a multiple of 16 bytes.
 template <class T>

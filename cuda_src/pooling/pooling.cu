@@ -170,7 +170,7 @@ struct WindowsOfRows {
 // registers.
 struct Sum {
     using Unit = vec::Unit<T, vec::IN_WORDS<T, vec::WIDTH<T>>>;
-    using Words = vec::Vec<Unit::Held, 16 / sizeof(Unit::Held)>;
+    using Words = vec::Vec<Unit::Register, 16 / sizeof(Unit::Register)>;
     ACC sum = 0;
 
     __device__ __forceinline__ void operator()(const Words& x) {

@@ -136,7 +136,7 @@ template <class E, class C>
 struct Line {
     static constexpr int PIECE = piece_of<E>(C::own);
     using Unit = vec::Unit<E, vec::IN_WORDS<E, PIECE>>;
-    using Piece = Vec<typename Unit::Held, PIECE * sizeof(E) / sizeof(typename Unit::Held)>;
+    using Piece = Vec<typename Unit::Register, PIECE * sizeof(E) / sizeof(typename Unit::Register)>;
     static constexpr int nbytes =
         C::vectors * sizeof(E) + C::alone * (sizeof(E) < 4 ? 4 : sizeof(E));
     Piece pieces[C::vectors / PIECE + 1];

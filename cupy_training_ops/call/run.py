@@ -553,7 +553,7 @@ class KernelCall(Call):
         with self.stores.lock:
             store = self.stores.get(self.backend, self.device, *sizes)
             memory = store, ready.scratch(store)
-        return partial(self._queue, objects, placed[0], None, placed[1], numbers, memory)
+        return partial(self._queue_in_own, objects, placed[0], placed[1], numbers, memory)
 
     def _queue(
         self,
@@ -562,21 +562,30 @@ class KernelCall(Call):
         workspace: Array | None,
         tables: Sequence[object],
         numbers: Sequence[object],
-        memory: tuple[Store, Sequence[object]] | None = None,
     ) -> None:
-        """Queue all steps on the current device, in the caller's workspace or the operator's.
-
-        memory: the operator's, and pointers into it, if they are known. It counts as not zero from
-        the first step until the last is queued.
-        """
+        """Queue all steps on the current device, in the caller's workspace or the operator's."""
         ready = self.ready
         if not self.workspace_nbytes:
             ready.run(objects, addresses, (), tables, numbers)
-            return
-        if workspace is not None:
+        elif workspace is not None:
             ready.run(objects, addresses, ready.scratch_in(workspace), tables, numbers)
-            return
-        backend, device, stores = self.backend, self.device, self.stores
+        else:
+            self._queue_in_own(objects, addresses, tables, numbers)
+
+    def _queue_in_own(
+        self,
+        objects: Arrays,
+        addresses: Addresses,
+        tables: Sequence[object],
+        numbers: Sequence[object],
+        memory: tuple[Store, Sequence[object]] | None = None,
+    ) -> None:
+        """Queue all steps on the current device, in the operator's workspace.
+
+        memory: the workspace, and pointers into it, if they are known. It counts as not zero from
+        the first step until the last is queued.
+        """
+        backend, device, stores, ready = self.backend, self.device, self.stores, self.ready
         with stores.lock:  # another thread's steps do not come between these
             if memory is None or not memory[0].is_zero:
                 store = stores.get(backend, device, ready.scratch_nbytes, ready.zeros_nbytes)

@@ -53,7 +53,7 @@ class Loop:
         self.refusals: set[object] = set()
 
     def _values(self) -> list[np.ndarray]:
-        return [np.array(x) for x in self._arrays]
+        return [on_host(x) for x in self._arrays]
 
     def state(self) -> list[bytes]:
         """All that steps change."""
@@ -61,8 +61,7 @@ class Loop:
 
     def go_back(self) -> Loop:
         values, state = self._start
-        for own, array in zip(self._arrays, values, strict=True):
-            own[...] = array
+        assign(self._arrays, values)
         self.optimizer.load_state_dict(copy.deepcopy(state))
         return self
 
@@ -93,13 +92,27 @@ class Loop:
         return lines
 
 
+def on_host(array: Any) -> np.ndarray:
+    """A copy in NumPy's memory, asked for by name where the array is CuPy's."""
+    return array.get() if hasattr(array, "get") else np.array(array)
+
+
+def assign(arrays: list[Any], values: list[np.ndarray]) -> None:
+    """Write NumPy's values into arrays of NumPy or CuPy."""
+    for array, value in zip(arrays, values, strict=True):
+        if hasattr(array, "set"):
+            array.set(value)
+        else:
+            array[...] = value
+
+
 def as_bytes(state: Any) -> Any:
     """All leaves of a state, one by one."""
     for value in state.values() if isinstance(state, dict) else state:
         if isinstance(value, dict | list | tuple):
             yield from as_bytes(value)
         else:
-            yield np.asarray(value).tobytes() if hasattr(value, "shape") else repr(value).encode()
+            yield on_host(value).tobytes() if hasattr(value, "shape") else repr(value).encode()
 
 
 class Listed(Loop):
@@ -139,10 +152,12 @@ def test_an_interrupt_at_any_line_leaves_a_whole_step(kind, are_alike, cpu, seed
     ],
 )
 def test_so_does_one_between_launches(kind, are_alike, run, seed) -> None:
-    """Of several counts each has launches, and Python's lines between them."""
+    """Of several counts each has launches, and Python's lines between them; a GPU's launches of
+    one count have none."""
     loop = Listed(run, kind, seed, are_alike=are_alike)
     lines = loop.interrupt()
-    assert 0 < len(loop.refusals) <= MOST_REFUSED * len(lines)
+    assert loop.refusals or (run.on_gpu and are_alike)
+    assert len(loop.refusals) <= MOST_REFUSED * len(lines)
 
 
 @pytest.mark.parametrize("are_alike", [True, False])
@@ -158,8 +173,7 @@ class Begun(Listed):
         old, (values, state) = self.optimizer, self._start
         self.optimizer = cto.AdamW(old.parameters, 0.1, low_precision=old._given_copies)
         self.optimizer.load_state_dict(state)
-        for own, array in zip(self._arrays, values, strict=True):
-            own[...] = array
+        assign(self._arrays, values)
         return self
 
 

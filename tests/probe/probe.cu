@@ -92,7 +92,7 @@ extern "C" __global__ void probe_column(const i64* x, i64* y, i64 n,
     const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const u32 offset = static_cast<u32>(i % min(static_cast<i64>(Tile::size), x[i] + 1));
-    auto row = elementwise::row_or_none(static_cast<const T*>(nullptr), columns).held<Tile>();
+    auto row = elementwise::row_or_none(static_cast<const T*>(nullptr), columns).operand<Tile>();
     row.seek(x[i] - offset);
     y[i] = row.column(offset);
 }

@@ -30,7 +30,7 @@ extern "C" __global__ void probe_tile(u32* words, const __grid_constant__ either
     using Tile = elementwise::Tiling<__half, 128, 32>;
     const u64 seed = static_cast<u64>(either::as_i64(state, 0)),
               offset = static_cast<u64>(either::as_i64(state, 1));
-    random_mask::Kept<Tile> kept{{{seed, offset}, 0}};
+    random_mask::Choices<Tile> kept{{{seed, offset}, 0}};
     kept.seek(first);
     for (u32 u = 0; u < Tile::each / Tile::width; ++u) {
         const u32 at = (u * Tile::threads + threadIdx.x) * Tile::width;
@@ -39,6 +39,6 @@ extern "C" __global__ void probe_tile(u32* words, const __grid_constant__ either
     for (u32 u = 0; u < Tile::each / Tile::width; ++u)
         for (u32 i = 0; i < Tile::width; ++i) {
             const u32 at = (u * Tile::threads + threadIdx.x) * Tile::width + i;
-            if (at < n) words[at] = kept.held[u].words[i];
+            if (at < n) words[at] = kept.registers[u].words[i];
         }
 }
