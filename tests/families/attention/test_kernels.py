@@ -103,7 +103,9 @@ def test_any_lengths(run, rng, monkeypatch, dtype, device) -> None:
     compare()
 
 
-@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=dtype_name)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(FLOAT32, marks=pytest.mark.thorough), BFLOAT16], ids=dtype_name
+)
 def test_large_scores(run, rng, dtype) -> None:
     """The largest score of a row comes last, or first: sums are made smaller, or added nothing."""
     dy, q, k, v = normal(rng, (1, 2, 2, 40, 150, 32, 32))
@@ -114,7 +116,7 @@ def test_large_scores(run, rng, dtype) -> None:
 
 
 def test_nan_stays_in_its_rows(run, rng) -> None:
-    q, k, v = (x.astype(FLOAT32) for x in normal(rng, (1, 1, 1, 70, 70, 8, 8))[1:])
+    q, k, v = (x.astype(BFLOAT16) for x in normal(rng, (1, 1, 1, 70, 70, 8, 8))[1:])
     q[0, 0, 40, 3] = np.nan
     k[0, 0, 60, 2] = np.nan
     y, lse = (run.host(x) for x in flash_attention(*map(run.place, (q, k, v)), is_causal=True))
@@ -126,8 +128,8 @@ def test_nan_stays_in_its_rows(run, rng) -> None:
 
 @pytest.mark.parametrize("wanted", [("dQ",), ("dK",), ("dV", "dQ"), ("dS",), ("dK", "dV")])
 def test_only_what_is_asked_for(run, rng, wanted) -> None:
-    arrays = [x.astype(FLOAT32) for x in normal(rng, (1, 2, 2, 20, 30, 8, 8))]
-    mask = rng.standard_normal((20, 30)).astype(FLOAT32)
+    arrays = [x.astype(BFLOAT16) for x in normal(rng, (1, 2, 2, 20, 30, 8, 8))]
+    mask = rng.standard_normal((20, 30)).astype(BFLOAT16)
     given_ = (*arrays, *attention.flash_attention(*arrays[1:], mask), mask)
     op = get_op("FlashAttentionGrad")(mask_gradient=True)
     whole = op(*map(run.place, given_))
@@ -138,7 +140,7 @@ def test_only_what_is_asked_for(run, rng, wanted) -> None:
 
 
 def test_y_alone_is_the_same(run, rng) -> None:
-    arrays = [run.place(x.astype(FLOAT16)) for x in normal(rng, (1, 2, 2, 20, 30, 8, 8))[1:]]
+    arrays = [run.place(x.astype(BFLOAT16)) for x in normal(rng, (1, 2, 2, 20, 30, 8, 8))[1:]]
     y, lse = get_op("FlashAttention")()(*arrays, outputs=("Y",))
     assert lse is None
     assert (run.host(y) == run.host(flash_attention(*arrays)[0])).all()
@@ -146,7 +148,7 @@ def test_y_alone_is_the_same(run, rng) -> None:
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 3), (3, 0), (0, 0)])
 def test_what_has_no_rows(run, rng, queries, keys) -> None:
-    arrays = [run.place(x.astype(FLOAT32)) for x in normal(rng, (2, 2, 1, queries, keys, 4, 4))]
+    arrays = [run.place(x.astype(BFLOAT16)) for x in normal(rng, (2, 2, 1, queries, keys, 8, 8))]
     y, lse = flash_attention(*arrays[1:])
     assert not run.host(y).any()
     assert (run.host(lse) == -np.inf).all()
