@@ -8,8 +8,8 @@ from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from ...dtypes import FLOAT64, HostArray
-from ...rules.widening import cast, computed_in, quiet
+from ...dtypes import HostArray
+from ...rules.widening import cast, quiet, wide
 
 PART = 2**21  # scores at a time
 
@@ -45,8 +45,8 @@ def flash_attention(
 ) -> tuple[HostArray, HostArray]:
     heads, kv_heads = options["q_num_heads"], options["kv_num_heads"]
     wide_q, wide_k, wide_v = _by_heads(q, heads), _by_heads(k, kv_heads), _by_heads(v, kv_heads)
-    y = np.zeros((*wide_q.shape[:-1], wide_v.shape[-1]))
-    lse = np.full(wide_q.shape[:-1], -np.inf)
+    y = np.zeros((*wide_q.shape[:-1], wide_v.shape[-1]), wide_q.dtype)
+    lse = np.full(wide_q.shape[:-1], -np.inf, wide_q.dtype)
     for part in _parts(wide_q, wide_k, mask, lengths, options):
         place = part.batch, slice(None), part.queries
         peak = part.scores.max(-1, keepdims=True, initial=-np.inf)
@@ -55,7 +55,7 @@ def flash_attention(
         lse[place] = (peak + np.log(total))[..., 0]
         weights = powers / np.where(total == 0, 1, total)
         y[place] = _times(weights, wide_v[part.batch])
-    return cast(_like(y, q), q.dtype), cast(lse, computed_in(q.dtype))
+    return cast(_like(y, q), q.dtype), lse
 
 
 @quiet
@@ -80,7 +80,7 @@ def flash_attention_grad(
     ds = np.zeros((*lse.shape, wide_k.shape[2]), q.dtype) if mask_gradient else None
     for part in _parts(wide_q, wide_k, mask, lengths, options):
         place = part.batch, slice(None), part.queries
-        of_row = lse[place][..., None].astype(FLOAT64)
+        of_row = lse[place][..., None]
         weights = np.exp(part.scores - np.where(of_row == -np.inf, np.inf, of_row))
         slopes = (wide_dy[place] * wide_y[place]).sum(-1, keepdims=True)
         steps = weights * (_times(wide_dy[place], wide_v[part.batch].swapaxes(-1, -2)) - slopes)
@@ -124,7 +124,7 @@ def _parts(
                 if part.dtype == np.bool_:
                     shown = shown & np.pad(part, hidden)
                 else:
-                    added = np.pad(part.astype(FLOAT64), hidden, constant_values=-np.inf)
+                    added = np.pad(wide(part), hidden, constant_values=-np.inf)
                     scores = scores + added
             yield Part(b, rows, bends, np.where(shown, scores, -np.inf))
 
@@ -143,11 +143,10 @@ def _scale(options: Options, q: HostArray) -> float:
 
 
 def _by_heads(x: HostArray, heads: int | None) -> HostArray:
-    """An array in float64 as (batch, heads, rows, width)."""
-    wide = x.astype(FLOAT64)
+    """An array as (batch, heads, rows, width), in the type that is computed in."""
     if heads is None:
-        return wide
-    split = wide.reshape(*x.shape[:2], heads, x.shape[2] // heads)
+        return wide(x)
+    split = wide(x).reshape(*x.shape[:2], heads, x.shape[2] // heads)
     return np.ascontiguousarray(split.swapaxes(1, 2))
 
 
