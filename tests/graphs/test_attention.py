@@ -16,6 +16,8 @@ from cupy_training_ops.onnx import artifacts, bodies
 
 from .one_operator import check_gradients
 
+# In 1.23 ONNX corrected its body and reference: lengths of causal nodes, queries that see no key.
+IS_CORRECTED = tuple(map(int, onnx.__version__.split(".")[:2])) >= (1, 23)
 Q, K, V = (2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)
 FLAT = (2, 3, 32), (2, 5, 16), (2, 5, 12)
 BY_HEADS = {"q_num_heads": 4, "kv_num_heads": 2}
@@ -95,8 +97,10 @@ def test_results_are_those_of_the_body(form, rng, monkeypatch) -> None:
         patch.setattr(bodies, "_flash_attention", lambda *_: None)
         assert "FlashAttention" not in operators(model, patch)
         expected = cto.onnx.Session(model).run(feeds)["y"]
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
-    if form != "one-key":
+    expected = expected if IS_CORRECTED else np.nan_to_num(expected)
+    if lengths is None or IS_CORRECTED:
+        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+    if form != "one-key" and IS_CORRECTED:
         (reference,) = ReferenceEvaluator(model).run(None, feeds)
         np.testing.assert_allclose(found, reference, rtol=1e-6, atol=1e-7)
 

@@ -48,7 +48,7 @@ class Tiles:
 
 # By whether tensor cores multiply, the first that fits.
 BY_FRAGMENTS = {
-    64: (Tiles(4, 2, (2, 64), (1, 64)), Tiles(2, 1, (1, 64), (1, 32))),
+    64: (Tiles(4, 2, (2, 64), (1, 32)), Tiles(2, 1, (1, 64), (1, 32))),
     128: (
         Tiles(4, 2, (2, 32), (1, 32)),
         Tiles(4, 2, (1, 64), (1, 32)),
