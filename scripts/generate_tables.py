@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The generated parts of the documents: tables between their marks, and the operators' pages."""
+"""The generated parts of the documents: tables between their marks, and pages of measured times."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -16,10 +17,9 @@ import operator_pages
 import upstream_schemas
 from markdown_table import table
 
-from cupy_training_ops import CODECS
-from cupy_training_ops.registry import FAMILIES
+import cupy_training_ops as cto
 
-PAGES = ROOT / "docs" / "operators"
+SCHEMAS = ROOT / "site" / "torch_operators.txt"
 MARKED = (
     "README.md",
     "docs/operators.md",
@@ -36,7 +36,7 @@ def main(check: bool) -> None:
     """Rewrite what is generated of README.md and docs."""
     wanted = texts()
     stale = [p for p, text in wanted.items() if not p.is_file() or p.read_text("utf-8") != text]
-    strange = {*PAGES.glob("*.md"), *benchmark_report.generated()} - wanted.keys()
+    strange = set(benchmark_report.generated()) - wanted.keys()
     if check and (stale or strange):
         listed = ", ".join(sorted(str(path.relative_to(ROOT)) for path in (*stale, *strange)))
         raise click.ClickException(f"stale: {listed}: run scripts/generate_tables.py")
@@ -51,8 +51,15 @@ def main(check: bool) -> None:
 def texts() -> dict[Path, str]:
     """Each document with every generated part made anew."""
     marked = {ROOT / name: updated((ROOT / name).read_text("utf-8")) for name in MARKED}
-    operators = {PAGES / f"{name}.md": operator_pages.page(name) for name in FAMILIES}
-    return marked | operators | benchmark_report.pages()
+    return marked | benchmark_report.pages() | torch_operators()
+
+
+def torch_operators() -> dict[Path, str]:
+    """Return the schemas of PyTorch's operators, which the site shows, if PyTorch is installed."""
+    if not importlib.util.find_spec("torch"):
+        return {}
+    doors = cto.torch.ops.DOORS.values()
+    return {SCHEMAS: "".join(f"{door.operator.schema}\n" for door in doors)}
 
 
 def updated(text: str) -> str:
@@ -68,7 +75,7 @@ def codec_table() -> str:
     """One row a codec: formula, bits a value, error bound."""
     rows = [
         [f"`{codec.name}`", codec.formula, f"{codec.bits:.4g}", codec.bound]
-        for codec in CODECS.values()
+        for codec in cto.CODECS.values()
     ]
     return table(("codec", "formula", "bits", "error at most"), rows)
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The pages of docs/operators: what registry and docstrings know, and an example of each."""
+"""Pages of the site for operators, and tables of them: registry, docstrings, an example of each."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -32,22 +31,44 @@ HEADS = {
 }
 
 
-def page(family: str) -> str:
-    """A family's page."""
-    shared = common(family)
+def pages() -> dict[str, str]:
+    """Return the pages of all families and operators, by their paths below the site."""
+    return {
+        path: "\n\n".join(parts) + "\n" for family in FAMILIES for path, parts in of_family(family)
+    }
+
+
+def of_family(family: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield a family's page and those of its operators, as path and paragraphs."""
     before, examples = examples_of(family)
-    parts = [
-        f"<!-- written by scripts/generate_tables.py; examples: examples/operators/{family}.py -->",
-        f"# {family}",
-        *map(escaped, about(family)),
-        f"Every call: {' '.join(map(escaped, shared))} [More](../operators.md#every-call)",
-        f"Each example begins with:\n\n```python\n{before}```",
-    ]
-    for name in sorted(FAMILIES[family]):
-        parts += operator(get_op(name), examples.get(name, ""), shared)
-    if differing := differences(family):
-        parts += ["## Where ONNX Runtime differs", differing]
-    return "\n\n".join(parts) + "\n"
+    yield f"operators/{family}/index.md", [*family_page(family)]
+    for cls in newest(family):
+        path = path_of(family, cls.name)
+        yield path, [*operator(cls, f"{before}\n{examples[cls.name]}")]
+
+
+def path_of(family: str, name: str) -> str:
+    """Return the path of an operator's page below the site."""
+    return f"operators/{family}/{name}.md"
+
+
+def family_page(family: str) -> Iterator[str]:
+    """Yield the paragraphs of a family's page."""
+    title = family.replace("_", " ").capitalize()
+    yield f"# {title}\n\n{index_entries(family.replace('_', ' '))}"
+    yield from map(escaped, about(family))
+    shared = " ".join(map(escaped, common(family)))
+    yield f"Every call: {shared} [More](../../docs/operators.md#every-call)"
+    yield table(("operator", "function", "formula"), map(index_row, newest(family)))
+    if rows := differences(family):
+        yield f"## Where ONNX Runtime differs\n\n{rows}"
+    names = "\n".join(sorted(FAMILIES[family]))
+    yield f"```{{toctree}}\n:hidden:\n{names}\n```"
+
+
+def index_entries(*words: str) -> str:
+    """Return what a search for these words finds the page by."""
+    return f"```{{index}} {', '.join(f'! {text}' for text in words)}\n```"
 
 
 def about(family: str) -> list[str]:
@@ -81,21 +102,31 @@ def examples_of(family: str) -> tuple[str, dict[str, str]]:
     return code.rstrip() + "\n", found
 
 
-def operator(cls: type[Op], example: str, shared: Sequence[str]) -> Iterator[str]:
-    """The section of one operator."""
+def operator(cls: type[Op], example: str) -> Iterator[str]:
+    """Yield the paragraphs of an operator's page."""
     title, *paragraphs = written(cls).split("\n\n")
     meaning, _, formula = title.partition(": ")
-    found = sections(cls.declaration)
-    yield f"## {cls.name}"
+    blocks = sections(cls.declaration)
+    entries = index_entries(cls.function_name.replace("_", " "), cls.name, cls.function_name)
+    yield f"# {cls.name}\n\n{entries}"
     yield f"{escaped(meaning)}: `{formula.removesuffix('.')}`"
+    for directive, (text,) in zip(("function", "class"), blocks["call"], strict=True):
+        yield f"```{{py:{directive}}} {declared(cls, text)}\n:module: cupy_training_ops\n```"
     yield f"```python\n{example}```"
-    yield from map(prose, paragraphs)
-    yield f"Registered as {registered(cls.name)}. As a function:"
-    yield "\n".join(f"    {line}" for line in call(found["call"][0][0]))
-    yield from tables(cls, found)
-    own = [text for (text,) in found["every call"] if text not in shared]
-    if own:
-        yield "\n".join(f"* {escaped(text)}" for text in own)
+    yield docstring("\n\n".join(paragraphs))
+    yield f"Registered as {registered(cls.name)}."
+    yield from tables(cls, blocks)
+    yield "\n".join(f"* {escaped(text)}" for (text,) in blocks["every call"])
+    yield "More of [every call](../../docs/operators.md#every-call), and [the family](index.md)."
+
+
+def declared(cls: type[Op], call: str) -> str:
+    """Return a function's call with its result, or the constructor of a class."""
+    if not call.startswith(f"{cls.function_name}("):
+        return f"{cls.name}{call[call.index('(') : call.index(')(') + 1]}"
+    signature, _, result = call.rpartition(" -> ")
+    names = re.sub(r"\((\w+)\[0\], \1\[1\], \.\.\.\)", r"\1", result)  # a list of outputs
+    return f"{signature} -> {names.strip('()')}"
 
 
 def tables(cls: type[Op], found: Mapping[str, Sequence[Row]]) -> Iterator[str]:
@@ -130,22 +161,16 @@ def versions_of(name: str) -> list[type[Op]]:
     return sorted(found, key=lambda cls: cls.since)
 
 
-def call(text: str) -> list[str]:
-    """A call in short lines, without what every call takes."""
-    short = re.sub(r"out=None, outputs=None, workspace=None(, )?", "", text)
-    short = short.replace(", )", ")").replace(", *)", ")")
-    return textwrap.wrap(short, 92, subsequent_indent="    ")
-
-
 def memory_first(text: str) -> tuple[str, str]:
     """The memory of an input or output, and the rest."""
     memory, *rest = re.split(r"[,;] ", text, maxsplit=1)
     return memory, "".join(rest)
 
 
-def prose(paragraph: str) -> str:
-    """A paragraph of a docstring; what is indented is code in either form."""
-    return paragraph if paragraph.startswith("    ") else escaped(paragraph)
+def docstring(text: str) -> str:
+    """Return a docstring as Markdown; what is indented is code in either form."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(p if p.startswith("    ") else escaped(p) for p in paragraphs)
 
 
 def escaped(text: str) -> str:
@@ -158,32 +183,35 @@ def escaped(text: str) -> str:
 
 
 def differences(family: str) -> str:
-    """A family's rows of docs/differences.md."""
+    """Return a family's rows of docs/differences.md."""
+    return next((text for heading, text in differing() if family in heading.split(", ")), "")
+
+
+def anchor(family: str) -> str:
+    """Return where a family's rows stand on that page."""
+    (heading,) = [each for each, _ in differing() if family in each.split(", ")]
+    return heading.replace(",", "").replace(" ", "-")
+
+
+def differing() -> Iterator[tuple[str, str]]:
+    """Yield each heading of that page with its text."""
     for part in re.split(r"^## ", DIFFERENCES.read_text("utf-8"), flags=re.MULTILINE)[1:]:
         heading, _, text = part.partition("\n")
-        if family in heading.split(", "):
-            return text.strip()
-    return ""
+        yield heading, text.strip()
 
 
 def index() -> str:
-    """All operators by family: formula, function, place."""
+    """Return all operators by family, without links: pages are made with the site alone."""
     parts = []
     for family in FAMILIES:
-        rows = (index_row(family, cls) for cls in newest(family))
-        parts += [f"### [{family}](operators/{family}.md)", about(family)[0]]
-        parts.append(table(("operator", "function", "formula"), rows))
+        parts += [f"### {family}", about(family)[0]]
+        parts.append(table(("operator", "function", "formula"), map(index_row, newest(family))))
     return "\n\n".join(parts)
 
 
-def index_row(family: str, cls: type[Op]) -> list[str]:
+def index_row(cls: type[Op]) -> list[str]:
     formula = written(cls).partition("\n")[0].partition(": ")[2].removesuffix(".")
-    return [link(family, cls.name), f"`{cls.function_name}`", f"`{formula}`"]
-
-
-def link(family: str, name: str) -> str:
-    """To an operator's section."""
-    return f"[{name}](operators/{family}.md#{name.lower()})"
+    return [f"`{cls.name}`", f"`{cls.function_name}`", f"`{formula}`"]
 
 
 def upstream() -> set[str]:
@@ -219,9 +247,7 @@ def upstream_row(family: str, cls: type[Op]) -> list[str]:
     versions = registered(cls.name).replace(f" {cls.name}, version", "")
     inputs = ", ".join(f"{item.name}{'?' * item.optional}" for item in cls.inputs)
     attributes = ", ".join(item.name for item in cls.attributes)
-    place = (
-        f"[see](operators/{family}.md#where-onnx-runtime-differs)" if differences(family) else ""
-    )
+    place = f"[see](differences.md#{anchor(family)})" if differences(family) else ""
     called = [versions.removeprefix("`com.microsoft` "), f"`{cls.function_name}`"]
     takes = [f"`{text}`" if text else "" for text in (inputs, attributes)]
-    return [link(family, cls.name), *called, *takes, place]
+    return [f"`{cls.name}`", *called, *takes, place]

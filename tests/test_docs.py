@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cupy_training_ops import registry
 from cupy_training_ops.testing.compare import TOLERANCE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,28 +33,12 @@ def test_the_tolerances_are_those_of_the_comparison() -> None:
     assert {dtype: float(tolerance) for dtype, tolerance in rows} == TOLERANCE
 
 
-def test_every_operator_has_a_section_and_an_example() -> None:
-    """On its family's page, and a line in the index; generate_tables.py says what is stale."""
-    index = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
-    for family, table in registry.FAMILIES.items():
-        page = (ROOT / "docs" / "operators" / f"{family}.md").read_text(encoding="utf-8")
-        sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
-        for name in table:
-            cls = registry.get_op(name)
-            called = f"(cto\\.{cls.function_name}|{name})\\("
-            assert re.search(rf"```python\n(?:(?!```).)*{called}", sections[name], re.DOTALL), name
-            assert f"| [{name}](operators/{family}.md#{name.lower()}) |" in index
-
-
-def test_the_readme_is_a_page_that_works_on_an_index() -> None:
-    """Where its folder is not: no link into it but the picture, whose text says what it shows."""
+def test_the_readme_is_short_and_its_links_are_relative() -> None:
+    """hatch_build.py makes them absolute; test_links_lead_somewhere follows them."""
     assert README.count("\n") <= 120
-    assert re.findall(r"\]\((?!https:)([^)]*)\)", README) == [
-        "docs/codecs.png",
-        "docs/memory_map_wide.png",
-    ]
-    named = set(re.findall(r"(?<![\w/])((?:docs|examples)/[\w./]*\w)", README))
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    links = re.findall(r"\]\(([^)]*)\)", README)
+    assert len(links) > 10
+    assert [link for link in links if re.match(r"\w+:|/|#", link)] == []
 
 
 def test_figures_of_the_readme_stand_in_the_pages_it_cites() -> None:

@@ -7,6 +7,7 @@ import ast
 import configparser
 import email
 import importlib
+import json
 import os
 import re
 import shutil
@@ -28,8 +29,8 @@ MODULES = sorted((ROOT / "cupy_training_ops").rglob("*.py"))
 TYPES = {"cupy_training_ops/__init__.pyi", "cupy_training_ops/py.typed"}
 FAMILIES = sorted((ROOT / "tests" / "families").rglob("*.py"))
 KERNELS = sorted(path for path in (ROOT / "cuda_src").rglob("*") if path.suffix in (".cu", ".cuh"))
-SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
-FOLDERS = ("cuda_src", "cupy_training_ops", "docs", "examples", "scripts", "tests")
+SHIPPED = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
+FOLDERS = ("cuda_src", "cupy_training_ops", "docs", "examples", "scripts", "site", "tests")
 # What CuPy's wheels bring; everything else is a dependency or Python's own.
 WITH_CUPY = {"cupy", "cupy_backends", "cupyx", "cuda"}
 # Imported where they are used, and missed with a remedy.
@@ -99,6 +100,46 @@ def test_the_wheels_metadata(installed) -> None:
     assert metadata["License-Expression"] == "MIT"
     assert (info / "licenses" / "LICENSE").is_file()
     assert {"cuda12x", "cuda13x", "test"} <= set(metadata.get_all("Provides-Extra"))
+
+
+def described(tree: Path, **urls: str) -> str:
+    """Return the description in the metadata of a project with these addresses."""
+    pytest.importorskip("hatchling", reason="building needs hatchling (in the test extra)")
+    code = "import json; from hatchling.metadata.core import ProjectMetadata as P; "
+    code += "from hatchling.plugin.manager import PluginManager as M; "
+    code += "print(json.dumps(P('.', M()).core.readme))"
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    lines = "".join(f'{name} = "{url}"\n' for name, url in urls.items())
+    (tree / "pyproject.toml").write_text(f"{text}\n[project.urls]\n{lines}", "utf-8")
+    for name in ("README.md", "hatch_build.py", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, capture_output=True)
+    return str(json.loads(ran.stdout))
+
+
+def test_links_of_the_readme_are_absolute_once_there_is_an_address(tmp_path) -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert described(tmp_path, Homepage="https://example.org") == text
+    shown = described(tmp_path, Source="https://example.org/a/b/")
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", shown)
+    places = re.findall(r"!?\[[^\]]*\]\(([^)]*)\)", text)
+    kinds = {"": "blob", "!": "raw"}
+    expected = [
+        f"https://example.org/a/b/{kinds[mark]}/HEAD/{place}"
+        for (mark, _), place in zip(links, places, strict=True)
+    ]
+    assert [link for _, link in links] == expected
+    assert {mark for mark, _ in links} == kinds.keys()
+
+
+def test_links_that_are_absolute_or_within_the_page_stay(monkeypatch) -> None:
+    pytest.importorskip("hatchling", reason="building needs hatchling (in the test extra)")
+    monkeypatch.syspath_prepend(str(ROOT))
+    with_absolute_links = importlib.import_module("hatch_build").with_absolute_links
+    text = "[a](https://b.org/c) [d](#e) `x[0](y)` [f](g.md#h)"
+    assert with_absolute_links(text, "https://s.org") == text.replace(
+        "(g.md#h)", "(https://s.org/blob/HEAD/g.md#h)"
+    )
 
 
 def test_the_command_is_there(installed) -> None:

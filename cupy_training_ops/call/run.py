@@ -14,6 +14,7 @@ import numpy as np
 
 from ..backend import Array, ArrayInfo, Info
 from ..declare.schema import Changing
+from ..device import recording
 from ..device import workspace as workspaces
 from ..device.arguments import Values, getter
 from ..device.launch import ReadyPlan
@@ -224,6 +225,7 @@ class Call:
         if self.supplied is not None and self.supplied not in values:
             supply = self.prepared.supply
             assert supply is not None
+            recording.leave()
             value = self.always or supply(*self._with_hosts(inputs, values))
             values = {**values, self.supplied: value}
         return workspace, values
@@ -533,11 +535,13 @@ class KernelCall(Call):
             tables: Sequence[object] = ready.tables_at(addresses) if ready.has_tables else ()
         else:
             addresses, tables = placed
+        has_own = self.workspace_nbytes and workspace is None
+        queue: Callable[..., None] = self._queue_in_own if has_own else self._queue
         if self.backend.is_current(self.device):
-            self._queue(objects, addresses, workspace, tables, numbers)
+            queue(objects, addresses, tables, numbers, workspace)
         else:
             with self.backend.on(self.device):
-                self._queue(objects, addresses, workspace, tables, numbers)
+                queue(objects, addresses, tables, numbers, workspace)
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
         """Cast numbers and get scratch memory; return a function that queues the steps."""
@@ -559,18 +563,15 @@ class KernelCall(Call):
         self,
         objects: Arrays,
         addresses: Addresses,
-        workspace: Array | None,
         tables: Sequence[object],
         numbers: Sequence[object],
+        workspace: Array | None,
     ) -> None:
-        """Queue all steps on the current device, in the caller's workspace or the operator's."""
-        ready = self.ready
-        if not self.workspace_nbytes:
-            ready.run(objects, addresses, (), tables, numbers)
-        elif workspace is not None:
-            ready.run(objects, addresses, ready.scratch_in(workspace), tables, numbers)
-        else:
-            self._queue_in_own(objects, addresses, tables, numbers)
+        """Queue all steps on the current device, in the caller's workspace if they need one."""
+        scratch: Sequence[object] = ()
+        if workspace is not None and self.workspace_nbytes:
+            scratch = self.ready.scratch_in(workspace)
+        self.ready.run(objects, addresses, scratch, tables, numbers)
 
     def _queue_in_own(
         self,

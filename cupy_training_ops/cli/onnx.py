@@ -99,6 +99,7 @@ def run(
 @click.option("--loss", required=True, help=f"{', '.join(LOSSES)}, or the name of an output.")
 @click.option("--trainable", multiple=True, help="A parameter that is trained; all without this.")
 @click.option("--frozen", multiple=True, help="A parameter that is not trained.")
+@click.option("--tied", multiple=True, help="One parameter that has several names by Identity.")
 @click.option(
     "--optimizer", type=click.Choice(list(OPTIMIZERS)), default="AdamW", show_default=True
 )
@@ -111,6 +112,7 @@ def make(
     loss: str,
     trainable: tuple[str, ...],
     frozen: tuple[str, ...],
+    tied: tuple[str, ...],
     optimizer: str,
     weight_decay: float | None,
     clip_norm: float | None,
@@ -129,6 +131,7 @@ def make(
             loss=loss,
             trainable=trainable or None,
             frozen=frozen,
+            tied=tied or None,
             optimizer=optimizer,
             clip_norm=clip_norm,
             prefix=prefix,

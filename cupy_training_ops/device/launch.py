@@ -24,6 +24,7 @@ from ..declare.schema import Changing, Spec
 from ..dtypes import Dtype
 from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work, align_up
+from . import recording
 from .arguments import (
     Address,
     Addresses,
@@ -182,6 +183,7 @@ class ReadyPlan:
         self, row: Sequence[object], tables: Sequence[object], values: Sequence[object]
     ) -> None:
         """Call kernels without a driver; row: direct arrays, then pointers into scratch memory."""
+        recording.leave()
         row = (*row, *self._constants, *tables, *values)
         marks = own_marks()
         make_all(marks.first)
@@ -215,6 +217,7 @@ class ReadyPlan:
             if isinstance(queued, Packed):
                 queued.run(words, new, stream)
             else:
+                recording.leave()
                 work, pick = queued
                 work((), (), pick((*arrays, *words[len(arrays) :], *self._constants, *new)), 0)
         make_all(marks.last)
@@ -501,6 +504,8 @@ class Packed:
         A call takes its block from the free ones until its last launch, so that other threads and
         nested calls use other blocks.
         """
+        if recording.active:
+            self._note(words, new, stream)
         try:
             block = self._free.pop()
         except IndexError:
@@ -508,12 +513,7 @@ class Packed:
         memory, launches, known, last = block
         self._write(memory, 0, *words)
         if new and not all(map(is_, new, known)):
-            for i, value in enumerate(new):
-                if value is not known[i]:
-                    span = self._new[i]
-                    if span.start != span.stop:  # else only `Work` uses it
-                        memory[span] = value if type(value) is bytes else value.tobytes()
-                    known[i] = value
+            self._renew(block, new)
         try:
             if len(launches) == 1 and marks is NO_MARKS:
                 launch, arguments = launches[0]
@@ -529,6 +529,26 @@ class Packed:
                 raise
             in_turn(block.on(stream), marks)
         self._free.append(block)
+
+    def _renew(self, block: _Block, new: Sequence[Any]) -> None:
+        """Write new values that are not in a block already."""
+        memory, _, known, _ = block
+        for i, value in enumerate(new):
+            if value is not known[i]:
+                span = self._new[i]
+                if span.start != span.stop:  # else only `Work` uses it
+                    memory[span] = value if type(value) is bytes else value.tobytes()
+                known[i] = value
+
+    def _note(self, words: Sequence[int], new: Sequence[Any], stream: int) -> None:
+        """Note the launches in this thread's recording, with a block of their own."""
+        current = recording.current()
+        if current is not None:
+            block = self._block()
+            self._write(block.memory, 0, *words)
+            self._renew(block, new)
+            current.calls += block.on(stream)
+            current.memory.append(block.memory)
 
     def _span(self, nbytes: int) -> slice:
         """Allocate bytes for the next value in a block."""

@@ -31,6 +31,20 @@ def behind_graphs() -> Iterator[None]:
         _state.is_behind = before
 
 
+Stores = dict[object, "Store"]  # of one owner
+
+
+@contextlib.contextmanager
+def in_stores(stores: Stores) -> Iterator[None]:
+    """Let calls inside use scratch memory in `stores`, which is added where there is none: what is
+    there stays, for launches that are made again. The owner orders them one after the other."""
+    before, _state.stores = getattr(_state, "stores", None), stores
+    try:
+        yield
+    finally:
+        _state.stores = before
+
+
 def _is_behind_graphs() -> bool:
     return getattr(_state, "is_behind", False)
 
@@ -82,6 +96,9 @@ class Workspaces(Locked):
 
     def get(self, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int) -> Store:
         """Return the current stream's store, of at least so many bytes of each kind."""
+        stores: Stores | None = getattr(_state, "stores", None)
+        if stores is not None:
+            return self._own(stores, backend, device, plain_nbytes, zeros_nbytes)
         key = (backend, device, backend.stream(device), self.depth)
         store = self._stores.get(key)
         if backend.capturing(device):
@@ -97,6 +114,18 @@ class Workspaces(Locked):
             zeros_nbytes = max(zeros_nbytes, store.zeros.nbytes)
         self._stores[key] = self._new(backend, device, plain_nbytes, zeros_nbytes)
         return self._stores[key]
+
+    def _own(
+        self, stores: Stores, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int
+    ) -> Store:
+        """Return an owner's store for a call of these sizes."""
+        key = (self, device, self.depth, plain_nbytes, zeros_nbytes)
+        if key not in stores:
+            stores[key] = self._new(backend, device, plain_nbytes, zeros_nbytes)
+        store = stores[key]
+        if not store.is_zero:
+            self.clear(backend, device, store)
+        return store
 
     def _new(self, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int) -> Store:
         plain = self._plain(backend, device, plain_nbytes)

@@ -2,7 +2,7 @@
 """Values that go from the forward part of a training graph to the backward part, as codes.
 
 A graph says who reads a value, so a rule by readers is enough: what nothing but these reads is
-kept as codes between its last reader in the forward part and its first one in the backward part.
+stored as codes between its last reader in the forward part and its first one in the backward part.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..errors import refuse, shown
 from .graph import Graph, Node
 from .passes import PRODUCTS
 from .runner import Runner
-from .standard.table import dense
+from .vectors import dense
 
 PUT, GET = "::put", "::get"  # no operator has such a name
-LEAST = 64 << 10  # bytes; smaller arrays are kept as they are
+LEAST = 64 << 10  # bytes; smaller arrays stay as they are
 VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # What a gradient's input is read for: (operator, place).
 READ: Mapping[tuple[str, int], str] = {
@@ -133,9 +133,9 @@ def _backward(graph: Graph) -> set[int]:
 
 
 def _needs(graph: Graph, backward: set[int]) -> dict[str, str]:
-    """Return the need of each value that is kept in codes: {"relu_out": "sign"}, for example.
+    """Return the need of each value that is stored as codes: {"relu_out": "sign"}, for example.
 
-    A value of the forward part is kept in codes if the backward part reads it, and if it needs
+    A value of the forward part is stored as codes if the backward part reads it, and if it needs
     neither this value's exact numbers nor those of another one in the same memory.
     """
     fixed = _parameters(graph)

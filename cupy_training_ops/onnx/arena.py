@@ -8,7 +8,7 @@ Two blocks may have the same place if one is freed before the other is allocated
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,19 +62,20 @@ def _lowest(offsets: Any, sizes: Any, nbytes: int) -> int:
 
 
 class Recorder:
-    """An allocator over a pool that records when each block is allocated and freed."""
+    """An allocator over another one that records when each block is allocated and freed."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, malloc: Callable[[int], Any]) -> None:
         import cupy
 
-        self._pool, self._cuda, self._device = pool, cupy.cuda, cupy.cuda.runtime.getDevice()
+        self._malloc, self._cuda = malloc, cupy.cuda
+        self._device = cupy.cuda.runtime.getDevice()
         self._blocks: list[list[int]] = []
         self._places: dict[int, int] = {}
         self._time = 0
 
     def malloc(self, nbytes: int) -> Any:
-        """Memory from the pool; a block is recorded from now until the last array over it ends."""
-        memory = self._pool.malloc(nbytes)
+        """Memory of the other one; a block is recorded until the last array over it ends."""
+        memory = self._malloc(nbytes)
         if not nbytes:
             return memory
         self._time += 1
@@ -103,7 +104,7 @@ class Recorder:
 
 
 class _Lease:
-    """A pool's memory as long as an array uses it; then the recorder notes that it is free."""
+    """Memory as long as an array uses it; then the recorder notes that it is free."""
 
     __slots__ = ("_memory", "_place", "_recorder")
 
@@ -119,27 +120,40 @@ class OtherMemoryError(ProviderError):
 
 
 class Arena:
-    """An allocator that gives the blocks of a plan, in one piece of memory."""
+    """An allocator that gives the blocks of a plan, in one piece of memory.
 
-    def __init__(self, plan: Plan, memory: Any) -> None:
+    otherwise: allocates where another block is asked for than the plan has, and from then on, as
+    what lives beside what is no longer known. Without it that is an OtherMemoryError.
+    """
+
+    def __init__(
+        self, plan: Plan, memory: Any, otherwise: Callable[[int], Any] | None = None
+    ) -> None:
         import cupy
 
         self._pointer = cupy.cuda.MemoryPointer
-        self._plan, self._memory, self._next = plan, memory, 0
+        self._plan, self._memory, self._otherwise = plan, memory, otherwise
+        self.place = 0  # of the next block
+        self.is_other = False  # True once `otherwise` was asked
 
     def malloc(self, nbytes: int) -> Any:
-        """The next block; OtherMemoryError if it has another size in the plan."""
-        i = self._next
+        """The next block."""
+        i = self.place
+        if self.is_other and self._otherwise is not None:
+            return self._otherwise(nbytes)
         if not nbytes:
             return self._pointer(self._memory, 0)
-        if i >= len(self._plan.sizes) or self._plan.sizes[i] != nbytes:
+        if i < len(self._plan.sizes) and self._plan.sizes[i] == nbytes:
+            self.place += 1
+            return self._pointer(self._memory, self._plan.offsets[i])
+        if self._otherwise is None:
             raise OtherMemoryError(
                 f"expected as much memory as the step before took, got {nbytes} bytes as block {i}"
             )
-        self._next += 1
-        return self._pointer(self._memory, self._plan.offsets[i])
+        self.is_other = True
+        return self._otherwise(nbytes)
 
     @property
     def is_used(self) -> bool:
-        """True if all of the plan was taken."""
-        return self._next == len(self._plan.sizes)
+        """True if all of the plan was used, and nothing else."""
+        return self.place == len(self._plan.sizes) and not self.is_other

@@ -11,6 +11,7 @@ session trains both.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,16 +25,18 @@ from ..declare.schema import finite
 from ..dtypes import FLOAT32, FLOATS, Dtype, dtype_name
 from ..errors import ArgumentError, cut, pass_on, refuse, shown
 from ..registry import get_op
-from .bodies import expand
 from .checkpoint import FILES, Checkpoint, checkpoint_files
 from .checks import BUFFER
 from .folding import fold
-from .gradients import add_gradients, in_evaluation, in_training
-from .gradients.rules import BY_BODY, INT64, MICROSOFT, RULES, UNDEFINED, ZERO
-from .graph import Graph, Node, Value
+from .gradients import add_gradients, in_evaluation, in_training, with_gradients
+from .gradients.builder import with_rules
+from .gradients.rules import INT64, MICROSOFT
+from .gradients.writer import names_of
+from .graph import Graph, Node, Problems, Value
 from .losses import with_loss
 from .models import Proto, Source, read_inferred
-from .writing import model_of, with_inferred
+from .passes import fuse_gelu
+from .writing import model_of
 
 OPSET = 17  # what older models are converted to
 RESET = "lazy_reset_grad"
@@ -76,6 +79,7 @@ def make_artifacts(
     loss: Any,
     trainable: Collection[str] | None = None,
     frozen: Collection[str] | None = None,
+    tied: Collection[str] | None = None,
     optimizer: str = "AdamW",
     clip_norm: float | None = None,
     prefix: str = "",
@@ -97,8 +101,10 @@ def make_artifacts(
         loss=loss,
         trainable=trainable,
         frozen=frozen,
+        tied=tied,
         optimizer=optimizer,
         clip_norm=clip_norm,
+        fuses=False,
         **numbers,
     )
     paths = [Path(folder) / f"{prefix}{name}" for name in FILES]
@@ -126,12 +132,21 @@ def make(
     loss: Any,
     trainable: Collection[str] | None = None,
     frozen: Collection[str] | None = None,
+    tied: Collection[str] | None = None,
     optimizer: str = "AdamW",
     clip_norm: float | None = None,
+    fuses: bool = False,
     **numbers: float,
 ) -> Artifacts:
-    """The artifacts of an inference model; arguments as of `TrainingSession.from_model`."""
-    graph, initializers = _untied(*read_inferred(model, OPSET))
+    """The artifacts of an inference model; arguments as of `TrainingSession.from_model`.
+
+    fuses: the training graph has operators of this package in place of formulas.
+    """
+    graph, initializers = _untied(*read_inferred(model, OPSET), _names("tied", tied))
+    problems = Problems("the model")
+    graph = with_gradients(graph, problems)
+    problems.refuse()
+    _refuse_names(graph)
     real = {name for name in initializers if graph.constants[name].dtype in FLOATS}
     graph = with_loss(fold(graph, real), loss)
     wanted, unwanted = _names("trainable", trainable), _names("frozen", frozen)
@@ -139,7 +154,7 @@ def make(
     names = _trained(parameters, wanted, unwanted)
     value = graph.outputs[0].name
     parameters += _statistics(graph, initializers)
-    training = in_training(_with_bodies(graph))
+    training = in_training(with_rules(fuse_gelu(graph) if fuses else graph))
     training, gradients = add_gradients(training, value, names, parameters)
     _refuse_unmoved(names if wanted else [], gradients)
     names = [name for name in names if name in gradients]
@@ -159,13 +174,6 @@ def make(
     )
 
 
-def _with_bodies(graph: Graph) -> Graph:
-    """The graph with bodies in place of the nodes whose operators have no rule."""
-    known = (RULES.keys() | ZERO | UNDEFINED.keys()) - BY_BODY
-    expanded = expand(graph, lambda node: node.is_standard and node.op_type not in known)
-    return graph if expanded is graph else with_inferred(expanded)
-
-
 def _names(argument: str, names: object) -> tuple[str, ...] | None:
     """The names that an argument has; None if it is None."""
     if names is None:
@@ -175,6 +183,14 @@ def _names(argument: str, names: object) -> tuple[str, ...] | None:
         if all(isinstance(name, str) for name in result):
             return result
     refuse("artifacts", argument, "a list of names of parameters", shown(names))
+
+
+def _refuse_names(graph: Graph) -> None:
+    """Refuse a model with values of the names that training adds to it."""
+    for name in sorted(names_of(graph)):
+        if name == RESET or name.endswith((BUFFER, OUT)):
+            expected = f"no value called {RESET!r}, and none that ends in {BUFFER!r} or {OUT!r}"
+            refuse("artifacts", "model", f"{expected}, which training adds", cut(repr(name)))
 
 
 def _statistics(graph: Graph, initializers: Collection[str]) -> list[str]:
@@ -190,19 +206,34 @@ def _statistics(graph: Graph, initializers: Collection[str]) -> list[str]:
     return [name for name in names if name in initializers]
 
 
-def _untied(graph: Graph, initializers: Collection[str]) -> tuple[Graph, set[str]]:
-    """The graph in which initializers of equal elements are not shared, and the names of all.
+def _untied(
+    graph: Graph, initializers: Collection[str], tied: Collection[str] | None
+) -> tuple[Graph, set[str]]:
+    """The graph in which initializers are not shared that stand for several parameters, and the
+    names of all.
 
     Exporters write one initializer for all that are equal, and Identity for the others: so are new
-    biases and running means, all 0, and scales, all 1. Weights of a model that shares them differ
-    from element to element.
+    biases and running means, all 0, and scales, all 1. Which of them are one parameter, nothing in
+    a model says. tied: those that are; by default those whose elements differ.
     """
+    readers = Counter(name for node in graph.nodes for name in node.inputs)
+    shared = {
+        node.inputs[0]
+        for node in graph.nodes
+        if node.op_type == "Identity" and node.inputs[0] in initializers
+    }
+    shared = {name for name in shared if readers[name] > 1 and graph.constants[name].size}
+    if tied is None:
+        separate = {n for n in shared if (graph.constants[n] == graph.constants[n].flat[0]).all()}
+    elif unknown := sorted(set(tied) - shared):
+        expected = f"names among those that Identity gives other names: {', '.join(sorted(shared))}"
+        refuse("artifacts", "tied", expected, cut(str(unknown)))
+    else:
+        separate = shared.difference(tied)
     nodes, constants = [], dict(graph.constants)
     for node in graph.nodes:
-        array = graph.constants.get(node.inputs[0]) if node.op_type == "Identity" else None
-        is_new = array is not None and array.size and (array == array.flat[0]).all()
-        if array is not None and is_new and node.inputs[0] in initializers:
-            constants[node.outputs[0]] = array.copy()
+        if node.op_type == "Identity" and node.inputs[0] in separate:
+            constants[node.outputs[0]] = constants[node.inputs[0]].copy()
         else:
             nodes.append(node)
     names = {*initializers, *(constants.keys() - graph.constants.keys())}

@@ -9,8 +9,8 @@ another value of it is another form.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 import cupy
 import numpy as np
@@ -26,23 +26,66 @@ MOST_TRIES = 4
 Arrays = Mapping[str, Any]
 
 
-class Captures:
-    """The captured runs of one session. `fixed` feeds are the same arrays in each run."""
+F = TypeVar("F", bound="Form")
+
+
+class Forms(Generic[F]):
+    """The forms of one session's runs. `fixed` feeds are the same arrays in each run."""
+
+    make_form: Callable[[], F]
 
     def __init__(self, session: Session, fixed: Arrays) -> None:
         self._session, self._fixed = session, fixed
-        self._fixed_arrays = {id(a) for item in fixed.values() for a in _each(item)}
-        self._forms: dict[object, _Form] = {}
+        self._fixed_arrays = {id(a) for item in fixed.values() for a in each_array(item)}
+        self._forms: dict[object, F] = {}
         self._memory: Any = None
-        self._pool = cupy.cuda.MemoryPool()  # of runs that are noted: one for all forms
-        self._side: graphs.SideStream | None = None
 
-    def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
-        """The session's results; of its feeds those that are not fixed are given."""
+    def _checked(self, feeds: Arrays) -> Arrays:
+        """The feeds as arrays; refused where they do not fit."""
         arrays = {name: self._session.as_fed(name, value) for name, value in feeds.items()}
         self._session.extents.check(arrays, self._session.caller)
         for name, value in arrays.items():
             self._session.labels.note_range(name, value)
+        return arrays
+
+    def _form(self, arrays: Arrays, *more: object) -> F:
+        key = (*more, *[self._form_of(name, value) for name, value in arrays.items()])
+        if key not in self._forms:
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            self._forms[key] = self.make_form()
+        return self._forms[key]
+
+    def _form_of(self, name: str, value: Any) -> object:
+        """A feed's part of a form's key: dtype, shape, and the values where the host reads them."""
+        if self._session.is_on_host(name):
+            return name, value.dtype, value.shape, value.tobytes()
+        return name, value.dtype, value.shape
+
+    def _copies(self, arrays: Arrays) -> dict[str, Any]:
+        """Feeds without gaps and aligned, whatever the caller's are: a run takes memory by that."""
+        return {n: self._session.on_place(n, value).copy() for n, value in arrays.items()}
+
+    def _own(self, results: Arrays) -> frozenset[str]:
+        """Results that are no fixed feeds: the caller needs copies of them."""
+        fixed = self._fixed_arrays
+        return frozenset(
+            n for n, a in results.items() if not fixed.issuperset(map(id, each_array(a)))
+        )
+
+
+class Captures(Forms["_Form"]):
+    """The captured runs of one session."""
+
+    def __init__(self, session: Session, fixed: Arrays) -> None:
+        super().__init__(session, fixed)
+        self.make_form = _Form
+        self._pool = cupy.cuda.MemoryPool()  # of runs that are noted: one for all forms
+        self._side: graphs.SideStream | None = None
+
+    def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
+        """The session's results; `feeds` are those that are not fixed."""
+        arrays = self._checked(feeds)
         form = self._form(arrays)
         self._side = self._side or graphs.side_stream(self)
         self._side.go_on(cupy.cuda.get_current_stream())
@@ -51,20 +94,6 @@ class Captures:
         self._session.labels.check(form.classes)
         form.copy_feeds(arrays)
         return form.replay(notes)
-
-    def _form(self, arrays: Arrays) -> _Form:
-        key = tuple([self._form_of(name, value) for name, value in arrays.items()])
-        if key not in self._forms:
-            if len(self._forms) >= MOST_FORMS:
-                self._forms.clear()
-            self._forms[key] = _Form()
-        return self._forms[key]
-
-    def _form_of(self, name: str, value: Any) -> object:
-        """A feed's part of a form's key: dtype, shape, and the values where the host reads them."""
-        if self._session.is_on_host(name):
-            return name, value.dtype, value.shape, value.tobytes()
-        return name, value.dtype, value.shape
 
     def _first_runs(
         self, form: _Form, arrays: Arrays, side: graphs.SideStream, notes: Notes
@@ -85,12 +114,12 @@ class Captures:
                 raise
 
     def _record(self, form: _Form, arrays: Arrays, notes: Notes) -> dict[str, Any]:
-        recorder = Recorder(self._pool)
+        recorder = Recorder(self._pool.malloc)
         feeds = self._copies(arrays)
         with cupy.cuda.using_allocator(recorder.malloc):
             results = self._session.run_checked({**self._fixed, **feeds}, notes)
         form.tries += 1
-        outputs = [a for item in results.values() for a in _each(item)]
+        outputs = [a for item in results.values() for a in each_array(item)]
         form.plan = recorder.plan([a for a in outputs if isinstance(a, cupy.ndarray)])
         return results
 
@@ -117,15 +146,8 @@ class Captures:
         form.graph, form.results, form.memory = captured.graph, results, self._memory
         form.classes = self._session.labels.classes.copy()
         form.sent = [array for s in self._session.program.uploads for array in s.copies.values()]
-        fixed = self._fixed_arrays  # others are the graph's: the caller needs copies of them
-        form.own = frozenset(
-            n for n, a in results.items() if not fixed.issuperset(map(id, _each(a)))
-        )
+        form.own = self._own(results)
         return True
-
-    def _copies(self, arrays: Arrays) -> dict[str, Any]:
-        """Feeds without gaps and aligned, whatever the caller's are: a run takes memory by that."""
-        return {n: self._session.on_place(n, value).copy() for n, value in arrays.items()}
 
     def _room(self, plan: Plan) -> Any:
         """Memory for a plan: forms share it, as nothing outlives a replay."""
@@ -135,17 +157,13 @@ class Captures:
         return self._memory
 
 
-class _Form:
-    """One form of feeds, and its graph once there is one."""
+class Form:
+    """One form of feeds."""
 
     def __init__(self) -> None:
         self.tries = 0
         self.plan: Plan | None = None
-        self.graph: Any = None
-        self.memory: Any = None
-        self.sent: list[Any] = []  # what the graph reads beside, whatever is sent later
         self.inputs: dict[str, Any] = {}  # at the places that replays read
-        self.results: dict[str, Any] = {}
         self.own: frozenset[str] = frozenset()
         self.classes: dict[str, int] = {}  # of labels
 
@@ -162,13 +180,29 @@ class _Form:
             else:
                 target.set(np.ascontiguousarray(value))
 
+    def given(self, results: Arrays) -> dict[str, Any]:
+        """Results for the caller, copied where the next replay writes them."""
+        return {n: _copy(a) if n in self.own else a for n, a in results.items()}
+
+
+class _Form(Form):
+    """A form, and its graph once there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph: Any = None
+        self.memory: Any = None
+        self.sent: list[Any] = []  # what the graph reads beside, whatever is sent later
+        self.results: dict[str, Any] = {}
+
     def replay(self, notes: Notes) -> dict[str, Any]:
         """A run on the current stream; its results are the caller's."""
         in_turn([self.graph.launch], notes.replay)
-        return {n: _copy(a) if n in self.own else a for n, a in self.results.items()}
+        return self.given(self.results)
 
 
-def _each(item: Any) -> list[Any]:
+def each_array(item: Any) -> list[Any]:
+    """The arrays of a value, which may be a list of them."""
     return item if isinstance(item, list) else [item]
 
 

@@ -2,7 +2,7 @@
 """Refuses what does not fit: types before a graph runs; extents, labels, gradients as it does.
 
 Labels: an operator makes NaN of those out of range, and looks for them only with check=1. NumPy's
-arrays are checked by the operator; those that a GPU is given, before they go there.
+arrays are checked by the operator; those that a GPU reads, before they are copied there.
 
 Gradients: upstream's gradient of Where is not summed over what a parameter was repeated along, and
 its own kernels add a part of it.
@@ -182,8 +182,8 @@ def refuse_unsummed(graph: Graph, parameters: Mapping[str, Any]) -> None:
     """Refuse a graph that says that a gradient is larger than its parameter."""
     makers = _makers(graph)
     shapes = {**graph.shapes, **{name: array.shape for name, array in graph.constants.items()}}
-    for node in graph.nodes:
-        maker = makers.get(node.inputs[1]) if node.op_type in ACCUMULATORS else None
+    for node in (node for node in graph.nodes if node.op_type in ACCUMULATORS):
+        maker = makers.get(node.inputs[1])
         parameter = parameters.get(node.inputs[0].removesuffix(BUFFER))
         if parameter is None or maker is None or maker.op_type not in REPEATING:
             continue

@@ -94,9 +94,15 @@ class _Compiled:
             run_step(step, values)
         return [values[slot] for _, slot in program.results]
 
-    def empty(self, k: int) -> Any:
-        """The stack of an output of no runs, by what the graph declares."""
+    def stack(self, k: int, arrays: Sequence[Any]) -> Any:
+        """The stack of output k of all runs; of no runs by what the graph declares."""
         item = self._outputs[k]
+        if arrays:
+            shapes = sorted({array.shape for array in arrays})
+            if len(shapes) > 1:
+                got = f"{shapes[0]} and {shapes[1]}"
+                raise ArgumentError(f"{item.name}: expected one shape in all runs, got {got}")
+            return self._xp.stack(arrays)
         if item.dtype is None or item.shape is None:
             expected = "a declared type and rank, as nothing ran"
             raise ArgumentError(f"{item.name}: expected {expected}, got none")
@@ -189,9 +195,7 @@ def _run_loop(
         for stack, result in zip(stacks, results[1 + n_states :], strict=True):
             stack.append(_to(xp, result, False))
         i += 1
-    scans = [
-        xp.stack(stack) if stack else body.empty(1 + n_states + k) for k, stack in enumerate(stacks)
-    ]
+    scans = [body.stack(1 + n_states + k, stack) for k, stack in enumerate(stacks)]
     return [*(_to(xp, state, False) for state in states), *scans]
 
 
@@ -288,7 +292,7 @@ def _run_scan(xp: Any, body: _Compiled, form: _Scan, values: list[Any]) -> list[
     columns = []
     for k, (axis, backward) in enumerate(zip(form.out_axes, form.out_backward, strict=True)):
         stack = stacks[k][::-1] if backward else stacks[k]
-        y = xp.stack(stack) if stack else body.empty(n + k)
+        y = body.stack(n + k, stack)
         columns.append(xp.ascontiguousarray(xp.moveaxis(y, 0, axis_of(axis, y.ndim))))
     return [*(_to(xp, state, False) for state in states), *columns]
 

@@ -13,13 +13,15 @@ import itertools
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import cupy
 
-from ..device import graphs
+from ..device import graphs, recording
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..errors import ProviderError
+from .vectors import dense
 
 WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for 9.0
 _NO, _TRANSPOSED, _DEFAULT = 0, 1, -1  # cublasOperation_t, cublasGemmAlgo_t
@@ -74,6 +76,7 @@ def product(
     if not out.size:
         return out
     if not k:
+        recording.leave()
         if beta:
             out *= a.dtype.type(beta)
         else:  # what is there may be NaN
@@ -108,7 +111,7 @@ def _factor(array: Any, batch: tuple[int, ...]) -> Factor:
     if layout is None:
         if array.shape[:-2] != batch:
             array = cupy.broadcast_to(array, (*batch, *array.shape[-2:]))
-        array = cupy.ascontiguousarray(array)
+        array = dense(cupy, array)
         stride, layout = array.shape[-2] * array.shape[-1], (False, array.shape[-1])
     assert stride is not None
     return Factor(array, *layout, stride)
@@ -151,12 +154,18 @@ def _call(
     kind = KINDS[out.dtype]
     compute = _TF32 if tf32 and out.dtype == FLOAT32 else kind.compute
     alpha, beta = _number(kind.factor, factors[0]), _number(kind.factor, factors[1])
-    status = _gemm()(
-        _handle(), int(b.is_transposed), int(a.is_transposed), n, m, k, alpha,
+    handle, scratch = _opened()
+    call = partial(
+        _gemm(), handle, int(b.is_transposed), int(a.is_transposed), n, m, k, alpha,
         b.array.data.ptr, kind.data, b.leading, b.batch_stride,
         a.array.data.ptr, kind.data, a.leading, a.batch_stride, beta,
         out.data.ptr, kind.data, n, m * n, count, compute, _DEFAULT,
     )  # fmt: skip
+    noted = recording.current()
+    if noted is not None:
+        noted.calls.append(call)
+        noted.memory.append(scratch)
+    status = call()
     if status:
         raise ProviderError(f"cuBLAS: a product of {m} x {k} and {k} x {n}: status {status}")
 
@@ -199,16 +208,16 @@ _HANDLES = _Handles()
 _of_graphs: dict[int, Any] = {}
 
 
-def _handle() -> ctypes.c_void_p:
+def _opened() -> tuple[ctypes.c_void_p, Any]:
+    """The handle of the current device and stream, and its scratch memory."""
     device = cupy.cuda.runtime.getDevice()
     stream = cupy.cuda.get_current_stream(device).ptr
     opened = _HANDLES.by_stream.get((device, stream))
     if opened is None:
         opened = _HANDLES.by_stream[device, stream] = _open_handle(stream)
-    handle, memory = opened
     if graphs.owns_memory():
-        _of_graphs[memory.ptr] = memory
-    return handle
+        _of_graphs[opened[1].ptr] = opened[1]
+    return opened
 
 
 def _open_handle(stream: int) -> tuple[ctypes.c_void_p, Any]:

@@ -16,10 +16,11 @@ import numpy as np
 
 from ..dtypes import HostArray
 from ..errors import OpError
-from .graph import Extent, Graph, Node
+from .graph import Extent, Graph, Node, parts_around
 from .passes import DRAWING
 from .runner import runner_of
 from .standard.randoms import DRAWN
+from .writing import with_inferred
 
 MOST = 4096  # elements of a result
 MOST_AXES = 16  # of a shape
@@ -39,7 +40,42 @@ def fold(graph: Graph, parameters: Collection[str]) -> Graph:
         else:
             made[node.outputs[0]] = known[node.outputs[0]] = result
     folded = replace(graph, nodes=tuple(nodes), constants={**graph.constants, **made})
+    if any(_known_branch(node, known) for node in nodes):
+        return fold(with_inferred(_with_branches(folded, known)), parameters)
     return replace(folded, shapes={**graph.shapes, **_shapes_of_results(folded)})
+
+
+def _known_branch(node: Node, known: Mapping[str, HostArray]) -> Graph | None:
+    """The branch of an If whose condition is one known value; the runner refuses damaged ones."""
+    condition = known.get(node.inputs[0]) if node.op_type == "If" and node.inputs else None
+    if condition is None or condition.size != 1 or not node.is_standard:
+        return None
+    branch = parts_around(node).get("then_branch" if condition.all() else "else_branch")
+    fits = branch is not None and len(branch.outputs) == len(node.outputs)
+    return branch if fits and all(node.outputs) else None
+
+
+def _with_branches(graph: Graph, known: Mapping[str, HostArray]) -> Graph:
+    """The graph with the branch that runs in place of each If whose condition is known."""
+    nodes, constants = [], dict(graph.constants)
+    for node in graph.nodes:
+        branch = _known_branch(node, known)
+        if branch is None:
+            nodes.append(node)
+            continue
+        own = {name for inner in branch.nodes for name in inner.outputs if name}
+        names = {name: f"{node.outputs[0]}/{name}" for name in own | branch.constants.keys()}
+        constants |= {names[name]: array for name, array in branch.constants.items()}
+        for inner in branch.nodes:
+            ends = [
+                tuple(names.get(name, name) for name in each)
+                for each in (inner.inputs, inner.outputs)
+            ]
+            nodes.append(replace(inner, inputs=ends[0], outputs=ends[1]))
+        for name, item in zip(node.outputs, branch.outputs, strict=True):
+            source = names.get(item.name, item.name)
+            nodes.append(Node("Identity", "", node.version, (source,), (name,), {}, node.name))
+    return replace(graph, nodes=tuple(nodes), constants=constants)
 
 
 # ---- lists of extents, some of which are names ---------------------------------------------------

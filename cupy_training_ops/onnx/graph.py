@@ -109,6 +109,36 @@ def subgraphs(node: Node) -> dict[str, Graph]:
     return {name: part for name, part in node.attributes.items() if isinstance(part, Graph)}
 
 
+def parts_around(node: Node) -> dict[str, Graph]:
+    """The graphs in a node's attributes; what they read around them has the names it has there."""
+    parts = subgraphs(node)
+    for name, part in parts.items():
+        inner = [item.name for item in part.inputs[len(part.inputs) - part.n_captured :]]
+        pairs = zip(inner, node.inputs[len(node.inputs) - part.n_captured :], strict=True)
+        names = {own: outer for own, outer in pairs if own != outer}
+        parts[name] = _renamed(part, names) if names else part
+    return parts
+
+
+def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """The graph with other names of what it reads around it."""
+
+    def values(items: Iterable[Value]) -> tuple[Value, ...]:
+        return tuple(item._replace(name=names.get(item.name, item.name)) for item in items)
+
+    nodes = tuple(
+        replace(node, inputs=tuple(names.get(name, name) for name in node.inputs))
+        for node in graph.nodes
+    )
+    nodes = tuple(
+        replace(node, attributes={**node.attributes, **parts_around(node)})
+        if subgraphs(node)
+        else node
+        for node in nodes
+    )
+    return replace(graph, nodes=nodes, inputs=values(graph.inputs), outputs=values(graph.outputs))
+
+
 def may_repeat_to(shape: Sequence[Extent], whole: Sequence[int]) -> bool:
     """Return True if an array of a shape may be repeated to have another."""
     if len(shape) > len(whole):
@@ -135,6 +165,19 @@ class Problems:
             if len(self.lines) > MOST_SHOWN:
                 lines.append(f"and {len(self.lines) - MOST_SHOWN} more")
             raise ArgumentError("\n  ".join([f"{self.model} cannot be run:", *lines]))
+
+
+def places_of(
+    nodes: Sequence[Node], names: Iterable[str], outside: Iterable[str] = ()
+) -> list[int]:
+    """The places of the nodes that make these values, of those `outside` and of inputs."""
+    ends = {*outside, ""}
+    wanted, places = set(names) - ends, []
+    for i in reversed(range(len(nodes))):
+        if not wanted.isdisjoint(nodes[i].outputs):
+            places.append(i)
+            wanted.update(name for name in nodes[i].inputs if name not in ends)
+    return places[::-1]
 
 
 def sort_nodes(nodes: Iterable[Node], known: Iterable[str], problems: Problems) -> tuple[Node, ...]:

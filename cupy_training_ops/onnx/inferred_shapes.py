@@ -9,7 +9,7 @@ count elements by that would be wrong by the batch's extent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 Proto = Any  # a message of ONNX's
@@ -28,6 +28,12 @@ def infer_shapes(proto: Proto) -> Proto:
     for item in (*copy.graph.value_info, *copy.graph.output):
         for dim in item.type.tensor_type.shape.dim:
             dim.ClearField("dim_value")
+    sizes = {tensor.name: tensor.dims[2:] for tensor in copy.graph.initializer}
+    for node in copy.graph.node:
+        if node.op_type in POOLS and _is_padded_alike(node):
+            _replace(node, ("ceil_mode",))
+        elif node.op_type == "ConvTranspose" and _is_padded_alike(node):
+            _say_padding(node, sizes.get(node.input[1], ()))
     result = shape_inference.infer_shapes(copy, data_prop=True)
     while _correct_pool(copy, result):
         result = shape_inference.infer_shapes(copy, data_prop=True)
@@ -36,24 +42,63 @@ def infer_shapes(proto: Proto) -> Proto:
     return result
 
 
+def _is_padded_alike(node: Proto) -> bool:
+    """Return True of pads that follow from extents: a pool has a window for each step then, and
+    ceil_mode says nothing, with which ONNX counts more."""
+    return any(item.name == "auto_pad" and item.s.startswith(b"SAME") for item in node.attribute)
+
+
+def _replace(node: Proto, names: Collection[str], **attributes: Any) -> None:
+    """Remove attributes of a node, and give it others."""
+    from onnx import helper
+
+    rest = [item for item in node.attribute if item.name not in {*names, *attributes}]
+    rest += [helper.make_attribute(name, value) for name, value in attributes.items()]
+    del node.attribute[:]
+    node.attribute.extend(rest)
+
+
+def _say_padding(node: Proto, kernel: Sequence[int]) -> None:
+    """Say the pads of a ConvTranspose whose output is as large as its input times the strides: ONNX
+    makes it smaller where the kernel is smaller than a stride."""
+    from onnx import helper
+
+    values = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    kernel = values.get("kernel_shape", kernel)
+    ones, zeros = [1] * len(kernel), [0] * len(kernel)
+    spread, steps = values.get("dilations", ones), values.get("strides", ones)
+    more = list(values.get("output_padding", zeros))
+    for i, (k, step) in enumerate(zip(kernel, steps, strict=False)):
+        more[i] = max(more[i], step - (k - 1) * spread[i] - 1)
+    if (
+        kernel
+        and "output_shape" not in values
+        and more != list(values.get("output_padding", zeros))
+    ):
+        _replace(node, (), output_padding=more)
+
+
+def end_pad(n: int, window: int, step: int, begin: int, end: int) -> int:
+    """The pad at the end by which as many windows fit as with `ceil_mode`, of which none begins
+    behind all elements."""
+    last = -(-(n + begin + end - window) // step)  # the last one's number
+    if last * step >= n + begin:
+        last -= 1
+    return max(last * step + window - n - begin, 0)
+
+
 def _correct_pool(proto: Proto, result: Proto) -> bool:
     """Let inference see pads in place of `ceil_mode` at the first pool that it gets wrong.
 
     It counts windows that begin behind all elements, which no pool has. True if there was one.
     """
-    from onnx import helper
-
     shapes = {name: shape for name, shape in _shapes(result.graph)}
     for node in proto.graph.node:
         if node.op_type not in POOLS or not {node.input[0], node.output[0]} <= shapes.keys():
             continue
         pads = _pads_of(node, shapes[node.input[0]][2:], shapes[node.output[0]][2:])
         if pads is not None:
-            names = ("auto_pad", "ceil_mode", "pads")
-            rest = [item for item in node.attribute if item.name not in names]
-            rest.append(helper.make_attribute("pads", pads))
-            del node.attribute[:]
-            node.attribute.extend(rest)
+            _replace(node, ("auto_pad", "ceil_mode"), pads=pads)
             return True
     return False
 
@@ -66,7 +111,7 @@ def _pads_of(
 
     values = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     rank = len(values["kernel_shape"])
-    if not values.get("ceil_mode") or values.get("auto_pad", b"").startswith(b"SAME"):
+    if not values.get("ceil_mode"):
         return None
     if len(extents) != rank or len(inferred) != rank:
         return None
@@ -77,11 +122,9 @@ def _pads_of(
         if n is None:
             continue
         window = (values["kernel_shape"][i] - 1) * spread[i] + 1
-        last = -(-(n + pads[i] + pads[rank + i] - window) // steps[i])  # the last one's place
-        if last * steps[i] >= n + pads[i]:
-            last -= 1
-            is_wrong |= m == last + 2
-        pads[rank + i] = max(pads[rank + i], last * steps[i] + window - n - pads[i])
+        pads[rank + i] = end_pad(n, window, steps[i], pads[i], pads[rank + i])
+        count = (n + pads[i] + pads[rank + i] - window) // steps[i] + 1
+        is_wrong |= m == count + 1
     return pads if is_wrong else None
 
 

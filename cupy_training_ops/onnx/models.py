@@ -165,7 +165,7 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
     nodes = [read_node(node, i, versions, problems) for i, node in enumerate(protos)]
     inputs = tuple(value_of(item) for item in graph.input)
     for name in _twice(item.name for item in inputs):
-        problems.add(f"input {cut(name)!r}", "it is given twice")
+        problems.add(f"input {cut(name)!r}", "it is declared twice")
     outputs = tuple(value_of(item) for item in graph.output)
     _check_types((*graph.input, *graph.output), problems)
     known = {item.name for item in inputs} | constants.keys()
@@ -263,7 +263,7 @@ def read_node(proto: Proto, place: int, versions: Mapping[str, int], problems: P
     )
     attributes: dict[str, Any] = {}
     for name in _twice(_text(item.name) for item in proto.attribute):
-        problems.add(node.title, f"attribute {cut(name)!r} is given twice")
+        problems.add(node.title, f"attribute {cut(name)!r} is set twice")
     for item in proto.attribute:
         try:
             if item.type == type(item).GRAPH:
@@ -415,7 +415,7 @@ def external(tensor: Proto, folder: Path | None, nbytes: int, read: Counter[Path
 def inside(folder: Path | None, location: str) -> Path:
     """A file's path within a folder; no link and no `..` leads out of it."""
     if folder is None:
-        raise ArgumentError("external data: the model was given without its folder")
+        raise ArgumentError("external data: the model came without its folder")
     if not location or "\0" in location:
         raise ArgumentError(f"external data: expected a file's name, got {cut(location)!r}")
     path = (folder / location).resolve()

@@ -16,7 +16,7 @@ from typing import Any
 from ..codecs.atomic_file import atomic_write
 from ..dtypes import HostArray
 from ..errors import ArgumentError, cut, pass_on
-from .graph import Graph, Node
+from .graph import Graph, Node, places_of
 from .models import Proto, keep_if, onnx_package, tensor_of
 from .passes import STATE
 
@@ -71,15 +71,11 @@ def part_of(graph: Graph, names: Sequence[str]) -> Graph:
 
 def makers_of(nodes: Sequence[Node], names: Iterable[str]) -> tuple[Node, ...]:
     """The nodes that make these values, in their order."""
-    wanted, makers = set(names), []
-    for node in reversed(nodes):
-        if wanted.intersection(filter(None, node.outputs)):
-            wanted.update(node.inputs)
-            makers.append(node)
+    makers = tuple(nodes[i] for i in places_of(nodes, names))
     missing = sorted(set(names) - {o for node in makers for o in node.outputs})
     if missing:
         raise ArgumentError(f"export: outputs: nothing makes {cut(', '.join(missing))}")
-    return tuple(reversed(makers))
+    return makers
 
 
 def write_part(

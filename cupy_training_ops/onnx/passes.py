@@ -212,7 +212,8 @@ def split_sequences(graph: Graph) -> Graph:
     constants, nodes, parts = dict(graph.constants), [], {}
     for node in graph.nodes:
         name = node.outputs[0] if node.outputs else ""
-        if node.op_type == "SplitToSequence" and node.is_standard and name not in ends:
+        is_split = node.op_type == "SplitToSequence" and node.is_standard and node.inputs
+        if is_split and name not in ends:
             sizes = _sizes_of_parts(graph, node)
             places = [_part_number(graph, reader, sizes) for reader in readers.get(name, ())]
             if sizes and None not in places:
@@ -223,7 +224,7 @@ def split_sequences(graph: Graph) -> Graph:
                     "Split", "", 13, (node.inputs[0], f"{name}::split"), outputs, axis, name
                 )
                 parts[name] = outputs
-        elif node.op_type == "SequenceAt" and node.inputs[0] in parts:
+        elif node.op_type == "SequenceAt" and parts.keys() & node.inputs[:1]:
             outputs = parts[node.inputs[0]]
             part = outputs[int(graph.constants[node.inputs[1]])]
             node = Node("Identity", "", 13, (part,), node.outputs, name=node.name)
@@ -246,8 +247,13 @@ def _sizes_of_parts(graph: Graph, node: Node) -> list[int]:
 
 def _part_number(graph: Graph, reader: Node, sizes: Sequence[int]) -> int | None:
     """The number of the part that a node takes; None if it does something else."""
-    place = graph.constants.get(reader.inputs[1]) if reader.op_type == "SequenceAt" else None
-    return int(place) if place is not None and -len(sizes) <= place < len(sizes) else None
+    is_part = reader.op_type == "SequenceAt" and len(reader.inputs) == 2
+    place = graph.constants.get(reader.inputs[1]) if is_part else None
+    return (
+        int(place)
+        if place is not None and place.size == 1 and -len(sizes) <= place < len(sizes)
+        else None
+    )
 
 
 # ---- products that do what is written around them: transpose, scale ------------------------------
@@ -433,6 +439,82 @@ def _factor_of(constants: Mapping[str, HostArray], node: Node) -> tuple[str, flo
     number = float(array.reshape(-1)[0])
     scale = number if node.op_type == "Mul" else (1 / number if number else math.nan)
     return (x, scale) if math.isfinite(scale) and scale else None
+
+
+# ---- what exporters write in parts ---------------------------------------------------------------
+
+
+def fuse_gelu(graph: Graph) -> Graph:
+    """The graph with Gelu in place of its formula, as exporters write it before opset 20.
+
+    x 0.5 (1 + erf(x / sqrt(2))), the factors in any order, where nothing else reads a part of it.
+    """
+    makers = {name: node for node in graph.nodes for name in node.outputs}
+    readers: dict[str, list[Node]] = {item.name: [] for item in graph.outputs}
+    ends = set(readers)
+    for node in graph.nodes:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node)
+    factor = partial(_factor_of, graph.constants)
+    parts: set[int] = set()
+    whole: dict[int, Node] = {}
+    for erf in graph.nodes:
+        found = _gelu(erf, makers, readers, factor, graph.constants)
+        if found is None:
+            continue
+        x, nodes = found
+        inner = {name for node in nodes[:-1] for name in node.outputs}
+        own = set(map(id, nodes))
+        is_alone = all(id(node) in own for name in inner for node in readers[name])
+        if is_alone and ends.isdisjoint(inner):
+            last = nodes[-1]
+            parts.update(own)
+            whole[id(last)] = replace(
+                last, op_type="Gelu", domain="com.microsoft", version=1, inputs=(x,), attributes={}
+            )
+    kept = (whole.get(id(n), n) for n in graph.nodes if id(n) in whole or id(n) not in parts)
+    return graph.with_nodes(kept)
+
+
+def _gelu(
+    erf: Node,
+    makers: Mapping[str, Node],
+    readers: Mapping[str, list[Node]],
+    factor: Callable[[Node], tuple[str, float] | None],
+    constants: Mapping[str, HostArray],
+) -> tuple[str, list[Node]] | None:
+    """The input of a Gelu around an Erf, and its nodes, of which the last one makes the result."""
+    scaled = makers.get(erf.inputs[0]) if erf.op_type == "Erf" and erf.is_standard else None
+    inside = None if scaled is None else factor(scaled)
+    above = _only_reader(erf, readers)
+    if scaled is None or inside is None or above is None or not _adds_one(above, constants):
+        return None
+    product = _only_reader(above, readers)
+    if not math.isclose(inside[1], math.sqrt(0.5), rel_tol=1e-3) or product is None:
+        return None
+    if product.op_type != "Mul" or not product.is_standard:
+        return None
+    x, nodes = inside[0], [scaled, erf, above, product]
+    other = product.inputs[product.inputs[0] == above.outputs[0]]
+    if other == x:
+        half = _only_reader(product, readers)
+        read = None if half is None else factor(half)
+        return (x, [*nodes, half]) if half is not None and read and read[1] == 0.5 else None
+    half = makers.get(other)
+    read = None if half is None else factor(half)
+    return (x, [half, *nodes]) if half is not None and read == (x, 0.5) else None
+
+
+def _only_reader(node: Node, readers: Mapping[str, list[Node]]) -> Node | None:
+    found = readers.get(node.outputs[0], [])
+    return found[0] if len(found) == 1 else None
+
+
+def _adds_one(node: Node, constants: Mapping[str, HostArray]) -> bool:
+    if node.op_type != "Add" or not node.is_standard:
+        return False
+    known = [constants[name] for name in node.inputs if name in constants]
+    return len(known) == 1 and known[0].size == 1 and known[0].ndim == 0 and known[0] == 1
 
 
 # ---- the order of gradients ----------------------------------------------------------------------

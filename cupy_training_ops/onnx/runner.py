@@ -21,7 +21,7 @@ from ..errors import ArgumentError, cut
 from ..registry import REGISTRY
 from .graph import EMPTY, Node, check_attributes
 from .standard import NEWEST, TABLE, Standard, find
-from .standard.table import dense
+from .vectors import dense
 
 Run = Callable[..., Sequence[Any]]
 
@@ -54,10 +54,13 @@ class Runner:
     shapes_only: bool = False
     grows: bool = False
     views: Mapping[int, int] = field(default_factory=dict)
-    updates: frozenset[int] = frozenset()  # inputs that are written in place, whoever else has them
+    updates: frozenset[int] = (
+        frozenset()
+    )  # inputs that are written in place, also where others read them
     keeps: bool = False
     overwrites: tuple[int, ...] = ()  # inputs of the first result's type and, if largest, shape
     refuse_types: Callable[[Sequence[Dtype | None]], None] | None = None  # of inputs
+    noted: bool = False
     op: Op | None = None
 
 
@@ -118,6 +121,7 @@ def _table_runner(node: Node, item: Standard) -> Runner:
         overwrites=item.overwrites,
         updates=frozenset(item.updates),
         refuse_types=partial(item.refuse_types, attributes) if item.refuse_types else None,
+        noted=item.noted,
     )
 
 
@@ -151,6 +155,7 @@ def _operator_runner(node: Node, cls: type[Op]) -> Runner:
         keeps=cls.family == "control" or cls.name == "View",
         overwrites=_overwrites(cls, places),
         updates=updates,
+        noted=True,
         op=op,
     )
 
@@ -259,9 +264,7 @@ def _run_operator(
     out: Any = None,
 ) -> Sequence[Any]:
     for i in read:
-        flags = getattr(values[i], "flags", None)
-        if flags is not None and not flags.c_contiguous:
-            values[i] = xp.ascontiguousarray(values[i])
+        values[i] = dense(xp, values[i])
     if either:
         _read_numbers(values, either)
     outs = None if out is None else tuple(map(out.get, range(len(op.outputs))))

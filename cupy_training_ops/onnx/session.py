@@ -77,6 +77,11 @@ class Session:
         graph, self.model, problems = read_model(model)
         if not hasattr(xp, "ndarray"):
             refuse("Session", "xp", "numpy or cupy, the module", shown(xp))
+        if any(node.op_type == "Gradient" for node in graph.nodes):
+            from .gradients import with_gradients
+
+            graph = with_gradients(graph, problems)
+            problems.refuse()
         graph = prepare(with_bodies(graph, problems), problems, _check_seed(seed))
         if tf32:
             graph = graph.with_attributes(TAKE_TF32, allow_tf32=1)
@@ -168,7 +173,7 @@ class Session:
             self.put_back()
         try:
             begun = Notes(partial(setattr, self, "_is_begun", True))
-            results = self._run_saving(self._start_values(feeds), begun, self._fed_statistics)
+            results = self._run_saving(self.start_values(feeds), begun, self._fed_statistics)
             self._is_begun = False
             return results
         except BaseException:
@@ -189,7 +194,7 @@ class Session:
                 for name, value in placed.items():
                     values[self.program.feeds[name][0]] = value
                 return values
-            values = self._start_values({**fixed, **feeds})
+            values = self.start_values({**fixed, **feeds})
             own = {self.program.feeds[name][0] for name in fixed}
             changing = {slot for slot, _ in self.program.feeds.values()} - own
             template.append([None if i in changing else v for i, v in enumerate(values)])
@@ -204,7 +209,12 @@ class Session:
 
     def run_checked(self, feeds: Mapping[str, Any], notes: Notes = NO_NOTES) -> dict[str, Any]:
         """Run over feeds that are nobody else's, and whose labels were looked at."""
-        return self._run_saving(self._start_values(feeds), notes, ())
+        return self._run_saving(self.start_values(feeds), notes, ())
+
+    @property
+    def feeds_statistics(self) -> bool:
+        """True if runs update running statistics that are fed, and not the session's own."""
+        return bool(self._fed_statistics)
 
     def put_back(self) -> None:
         """Give states the values that they had before the last run; by C code, but for CuPy's."""
@@ -214,6 +224,12 @@ class Session:
 
     def _run_saving(self, values: list[Any], notes: Notes, slots: Sequence[int]) -> dict[str, Any]:
         """Copy states, and running statistics that are fed in these slots; the run's results."""
+        self.begin(values, notes, slots)
+        self._run(values, notes.steps)
+        return self.results(values)
+
+    def begin(self, values: list[Any], notes: Notes, slots: Sequence[int] = ()) -> None:
+        """Copy states, and running statistics that are fed in these slots."""
         for array, copy in self._saved:
             copy[...] = array
         fed = [values[slot] for slot in slots]
@@ -221,7 +237,9 @@ class Session:
         self._before = [*self._saved, *[(array, array.copy()) for array in fed]]
         if notes.begun is not None:
             notes.begun()
-        self._run(values, notes.steps)
+
+    def results(self, values: list[Any]) -> dict[str, Any]:
+        """The results by name, of the values behind the last step."""
         return {name: self._result(values[k], k) for name, k in self.program.results}
 
     def _result(self, value: Any, slot: int) -> Any:
@@ -232,16 +250,21 @@ class Session:
     def _run(self, values: list[Any], marks: Mapping[int, Marks]) -> None:
         stash = self._activations.stash if self._activations else contextlib.nullcontext()
         with np.errstate(all="ignore"), stash:
-            for place, step in enumerate(self.program.steps):
-                if place in marks:
-                    call_with_marks(marks[place], self._run_step, step, values)
-                else:
-                    self._run_step(step, values)
+            for place in range(len(self.program.steps)):
+                self.run_place(place, values, marks)
+
+    def run_place(self, place: int, values: list[Any], marks: Mapping[int, Marks]) -> None:
+        """Run the step at a place, with its marks."""
+        step = self.program.steps[place]
+        if place in marks:
+            call_with_marks(marks[place], self._run_step, step, values)
+        else:
+            self._run_step(step, values)
 
     def _run_step(self, step: Any, values: list[Any]) -> None:
         run_step(step, values)
 
-    def _start_values(self, feeds: Mapping[str, Any]) -> list[Any]:
+    def start_values(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The values before the first step."""
         values, known = self.program.values.copy(), self.program.feeds
         missing = sorted(known.keys() - feeds.keys())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,10 +216,10 @@ def _with_target(step: Step, value: int, buffer: int, flag: int) -> Step | None:
 def _input_like(step: Step, k: int) -> int | None:
     """The input whose type an output has; None where it cannot be written into an array."""
     runner = step.runner
-    if runner is None or runner.overwrites or k in runner.views:
+    if runner is None or k in runner.views or (runner.overwrites and k == 0):
         return None
     if runner.op is None:
-        return 0 if step.node.op_type == "Gemm" else None
+        return 0 if step.node.op_type in ("Gemm", "ReduceSum") else None
     op = runner.op
     if has_lists(op) or k >= len(op.outputs):
         return None
@@ -234,8 +235,10 @@ class _IntoBuffers:
         self._run, self._n = run, n_inputs
         self.targets: tuple[_Target, ...] = ()
 
-    def __call__(self, values: list[Any]) -> Sequence[Any]:
-        own, outs = values[: self._n], {}
+    def __call__(
+        self, values: list[Any], out: Mapping[int, Any] = MappingProxyType({})
+    ) -> Sequence[Any]:
+        own, outs = values[: self._n], dict(out)
         for output, buffer, flag, like in self.targets:
             if values[flag].all() and values[like].dtype == values[buffer].dtype:
                 outs[output] = values[buffer]

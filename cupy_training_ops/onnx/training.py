@@ -47,9 +47,10 @@ class TrainingSession(Transactional):
     inputs as CUDA graphs, and replay them from then on. What is read on the host belongs to the
     form. What cannot be captured is refused then, with the node's name.
 
-    Inputs are given by position or by name, as the training model has them. Parameters and
+    Inputs come by position or by name, as the training model has them. Parameters and
     gradients are arrays that steps update in place. Nothing waits for the device: a loss is an
-    array, too.
+    array, too. On CuPy arrays, steps with inputs of the form of earlier ones make their launches
+    again, in memory for intermediate values that stays the session's.
 
     A call that is refused has changed nothing. One that is stopped, as by Ctrl-C or for lack of
     memory, is made as a whole or not at all: parameters, running statistics, states of random
@@ -86,6 +87,7 @@ class TrainingSession(Transactional):
         loss: Any,
         trainable: Collection[str] | None = None,
         frozen: Collection[str] | None = None,
+        tied: Collection[str] | None = None,
         optimizer: str = "AdamW",
         clip_norm: float | None = None,
         xp: Any = np,
@@ -100,10 +102,11 @@ class TrainingSession(Transactional):
         model: a path, the bytes of a file, or an onnx.ModelProto. loss: "cross_entropy" (labels of
         the classes along axis 1 of the first output), "mse", "l1", "bce_with_logits", or the name
         of an output that is one number. trainable: the names of initializers that are trained; by
-        default all real ones of one dimension or more. frozen: those that are not. optimizer:
-        "AdamW", with `numbers` alpha=0.9, beta=0.999, epsilon=1e-8 and weight_decay=0.01, or "SGD".
-        clip_norm: the largest norm of all gradients together. Other arguments as of
-        TrainingSession.
+        default all real ones of one dimension or more. frozen: those that are not. tied: those that
+        are one parameter although Identity gives them several names; by default those whose
+        elements differ, as exporters share new biases and scales. optimizer: "AdamW", with
+        `numbers` alpha=0.9, beta=0.999, epsilon=1e-8 and weight_decay=0.01, or "SGD". clip_norm:
+        the largest norm of all gradients together. Other arguments as of TrainingSession.
 
             session = TrainingSession.from_model("model.onnx", loss="cross_entropy")
             loss = session.step(x, labels)
@@ -117,8 +120,10 @@ class TrainingSession(Transactional):
             loss=loss,
             trainable=trainable,
             frozen=frozen,
+            tied=tied,
             optimizer=optimizer,
             clip_norm=clip_norm,
+            fuses=True,
             **numbers,
         )
         session = cls.__new__(cls)
@@ -146,7 +151,8 @@ class TrainingSession(Transactional):
         training, evaluation, optimizer = models
         self._training = Session(training, xp, seed=seed, activations=activations, tf32=tf32)
         self._eval = None if evaluation is None else Session(evaluation, xp, tf32=tf32)
-        arrays = NUMBERS if graph else ()
+        self._is_noted = getattr(xp, "__name__", "") == "cupy" and activations is None
+        arrays = NUMBERS if graph or self._is_noted else ()
         self._optimizer = None if optimizer is None else Session(optimizer, xp, arrays=arrays)
         self._load_checkpoint(checkpoint)
         self.properties = dict(checkpoint.properties)
@@ -166,6 +172,10 @@ class TrainingSession(Transactional):
             from .capture import Captures
 
             make = Captures
+        elif self._is_noted:
+            from .noted_runs import NotedRuns
+
+            make = NotedRuns
         fixed = self._parameters_of(self._training)
         fixed |= {n + BUFFER: buffer for n, buffer in self._buffers.items()}
         if self._optimizer is None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import Dtype
 from ..errors import pass_on
-from .graph import Graph, Node, Value, subgraphs
+from .graph import Graph, Node, Value, parts_around, subgraphs
 from .inferred_shapes import infer_shapes
 from .models import MOST_ELEMENTS, onnx_package, tensor_of, value_of
 
@@ -22,7 +22,7 @@ def model_of(graph: Graph, name: str) -> Any:
     """The ModelProto of a graph."""
     onnx = onnx_package()
     helper = onnx.helper
-    versions = {node.domain: OTHER_OPSET for node in graph.nodes if not node.is_standard}
+    versions = dict.fromkeys(_domains(graph), OTHER_OPSET)
     versions[""] = max((node.version for node in graph.nodes if node.is_standard), default=17)
     proto = helper.make_graph(
         [_node(helper, node) for node in graph.nodes],
@@ -55,11 +55,18 @@ def with_inferred(graph: Graph) -> Graph:
     return replace(graph, types={**types, **graph.types}, shapes={**shapes, **graph.shapes})
 
 
+def _domains(graph: Graph) -> set[str]:
+    """The domains of nodes beside ONNX's own, of those in subgraphs as well."""
+    domains = {node.domain for node in graph.nodes if not node.is_standard}
+    parts = (part for node in graph.nodes for part in subgraphs(node).values())
+    return domains.union(*map(_domains, parts))
+
+
 def _node(helper: Any, node: Node) -> Any:
     n = len(node.inputs) - max((g.n_captured for g in subgraphs(node).values()), default=0)
     ends = node.inputs[:n], node.outputs
     proto = helper.make_node(node.op_type, *ends, name=node.name, domain=node.domain)
-    for key, value in sorted(node.attributes.items()):
+    for key, value in sorted({**node.attributes, **parts_around(node)}.items()):
         is_empty = isinstance(value, tuple) and not value  # and does not show of what it is
         kind = onnx_package().AttributeProto.INTS if is_empty else None
         made = _attribute_value(helper, value, key)

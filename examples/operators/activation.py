@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of activation; docs/operators/activation.md shows them."""
+"""One example for each operator of activation; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of adam; docs/operators/adam.md shows them."""
+"""One example for each operator of adam; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of batch_norm; docs/operators/batch_norm.md shows them."""
+"""One example for each operator of batch_norm; the page of each shows it."""
 
 import numpy as np
 

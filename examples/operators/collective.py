@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of collective; docs/operators/collective.md shows them.
+"""One example for each operator of collective; the page of each shows it.
 
 Ranks are threads here, so that an example is one script; in a job each is a process of its own
 (`cupy-training-ops launch`), and CuPy arrays travel over NCCL.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of control; docs/operators/control.md shows them."""
+"""One example for each operator of control; the page of each shows it."""
 
 import numpy as np
 

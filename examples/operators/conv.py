@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of conv; docs/operators/conv.md shows them."""
+"""One example for each operator of conv; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of cross_entropy; docs/operators/cross_entropy.md shows them."""
+"""One example for each operator of cross_entropy; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of dropout; docs/operators/dropout.md shows them."""
+"""One example for each operator of dropout; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of elementwise; docs/operators/elementwise.md shows them."""
+"""One example for each operator of elementwise; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of gather; docs/operators/gather.md shows them."""
+"""One example for each operator of gather; the page of each shows it."""
 
 import numpy as np
 

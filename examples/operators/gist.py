@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of gist; docs/operators/gist.md shows them."""
+"""One example for each operator of gist; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of gist_guard; docs/operators/gist_guard.md shows them."""
+"""One example for each operator of gist_guard; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of gist_narrow; docs/operators/gist_narrow.md shows them."""
+"""One example for each operator of gist_narrow; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of gist_sparse; docs/operators/gist_sparse.md shows them."""
+"""One example for each operator of gist_sparse; the page of each shows it."""
 
 import numpy as np
 

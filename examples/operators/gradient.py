@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of gradient; docs/operators/gradient.md shows them."""
+"""One example for each operator of gradient; the page of each shows it."""
 
 import numpy as np
 

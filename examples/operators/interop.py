@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of interop; docs/operators/interop.md shows them."""
+"""One example for each operator of interop; the page of each shows it."""
 
 import numpy as np
 

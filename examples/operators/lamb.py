@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of lamb; docs/operators/lamb.md shows them."""
+"""One example for each operator of lamb; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of layer_norm; docs/operators/layer_norm.md shows them."""
+"""One example for each operator of layer_norm; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of optimizer; docs/operators/optimizer.md shows them."""
+"""One example for each operator of optimizer; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of padding; docs/operators/padding.md shows them."""
+"""One example for each operator of padding; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of pooling; docs/operators/pooling.md shows them."""
+"""One example for each operator of pooling; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of reduction; docs/operators/reduction.md shows them."""
+"""One example for each operator of reduction; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of resize; docs/operators/resize.md shows them."""
+"""One example for each operator of resize; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of softmax; docs/operators/softmax.md shows them."""
+"""One example for each operator of softmax; the page of each shows it."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One example for each operator of tensor; docs/operators/tensor.md shows them."""
+"""One example for each operator of tensor; the page of each shows it."""
 
 import numpy as np
 

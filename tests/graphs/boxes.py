@@ -2,7 +2,7 @@
 """A device that lends nobody its arrays, with NumPy behind it.
 
 A Box stands for an array on a device: NumPy computes nothing of it. What runs a node on the device
-is given boxes and gives boxes, but for what its declaration says is on the host.
+takes boxes and returns boxes, but for what its declaration says is on the host.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ def each(value: Any, function: Any) -> Any:
     return [function(v) for v in value] if isinstance(value, list | tuple) else function(value)
 
 
-def runners(graph: Any, *given: Any, **options: Any) -> Any:
+def runners(graph: Any, *arguments: Any, **options: Any) -> Any:
     """Runners of nodes, on the device by NumPy behind its back; nodes that run graphs see the
     device themselves."""
-    found = program.node_runners(graph, *given, **options)
-    return {i: known if subgraphs(graph.nodes[i]) else _boxed(known) for i, known in found.items()}
+    actual = program.node_runners(graph, *arguments, **options)
+    return {i: known if subgraphs(graph.nodes[i]) else _boxed(known) for i, known in actual.items()}
 
 
 def _boxed(known: Any) -> Any:

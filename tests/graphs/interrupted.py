@@ -155,7 +155,7 @@ def in_checkpoint(arrays: Mapping[str, np.ndarray], monkeypatch: Any) -> None:
     real = training.read_checkpoint
 
     def read(path: Path) -> Any:
-        found = real(path)
-        return replace(found, frozen={**found.frozen, **arrays})
+        actual = real(path)
+        return replace(actual, frozen={**actual.frozen, **arrays})
 
     monkeypatch.setattr(training, "read_checkpoint", read)

@@ -206,12 +206,12 @@ def make(name: str, case: Case, folder: Path) -> None:
     theirs = upstream(case, folder, batches) if case.answers != "pytorch" else {}
     if case.answers == "onnxruntime":
         assert max(apart(theirs, ours).values()) < 1e-5, apart(theirs, ours)
-    given = {"x": 0, "labels": 1}
+    places = {"x": 0, "labels": 1}
     np.savez_compressed(
         folder / "answers.npz",
         rates=RATES,
         source=np.array(case.answers or "onnxruntime, of its own random numbers"),
-        **{key: np.stack([batch[i].numpy() for batch in batches]) for key, i in given.items()},
+        **{key: np.stack([batch[i].numpy() for batch in batches]) for key, i in places.items()},
         **(theirs or ours),
     )
 

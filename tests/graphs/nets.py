@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The networks, in PyTorch, whose training graphs are in data/, and what each is given.
+"""The networks, in PyTorch, whose training graphs are in data/, and their inputs.
 
 None has a parameter whose gradient is 0 but for rounding (a bias before BatchNorm, a key's bias):
 Adam would make a step of it all the same.

@@ -27,8 +27,8 @@ def results(op: str, *inputs: Any, version: int = 24, n: int = 1, **attributes: 
 
 def result(op: str, *inputs: Any, version: int = 24, **attributes: Any) -> np.ndarray:
     """The only output of a node."""
-    (found,) = results(op, *inputs, version=version, **attributes)
-    return found
+    (actual,) = results(op, *inputs, version=version, **attributes)
+    return actual
 
 
 def expected(op: str, *inputs: Any, version: int = 24, n: int = 1, **attributes: Any) -> list[Any]:

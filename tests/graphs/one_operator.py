@@ -42,11 +42,11 @@ def model_of(
     arrays = {n: np.asarray(a) for n, a in zip(names, inputs, strict=True) if a is not None}
     real = next(a.dtype for a in arrays.values() if a.dtype.kind in "fV")
     dtype = helper.np_dtype_to_tensor_dtype(real)
-    nodes, given = [], []
+    nodes, infos = [], []
     for name, array in arrays.items():
         if is_dynamic and array.dtype == np.float64:
             n = array.ndim if has_ranks else None
-            given.append(helper.make_tensor_value_info(f"{name}_shape", TensorProto.INT64, (n,)))
+            infos.append(helper.make_tensor_value_info(f"{name}_shape", TensorProto.INT64, (n,)))
             nodes.append(helper.make_node("Reshape", [name, f"{name}_shape"], [f"{name}_same"]))
     read = [f"{n}_same" if any(n + "_same" in node.output for node in nodes) else n for n in names]
     outputs = [f"y{i}" for i in range(n_outputs)]
@@ -57,11 +57,11 @@ def model_of(
             helper.make_node("Mul", [y, f"{y}_weights"], [f"{y}_weighted"]),
             helper.make_node("ReduceSum", [f"{y}_weighted"], [f"{y}_sum"], keepdims=0),
         ]
-        given.append(helper.make_tensor_value_info(f"{y}_weights", dtype, None))
+        infos.append(helper.make_tensor_value_info(f"{y}_weights", dtype, None))
     nodes.append(helper.make_node("Sum", [f"{y}_sum" for y in outputs], ["loss"]))
     loss = helper.make_tensor_value_info("loss", dtype, ())
     initial = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    graph = helper.make_graph(nodes, "one operator", given, [loss], initial)
+    graph = helper.make_graph(nodes, "one operator", infos, [loss], initial)
     opsets = [helper.make_opsetid(d, 1 if d else opset) for d in {"", domain}]
     return helper.make_model(graph, opset_imports=opsets)
 
@@ -151,9 +151,9 @@ def part(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     last = max(i for i, node in enumerate(copy.graph.node) if set(names) & set(node.output))
     del copy.graph.node[last + 1 :]
     read = {name for node in copy.graph.node for name in node.input}
-    kept = [item for item in copy.graph.input if item.name in read]
+    rest = [item for item in copy.graph.input if item.name in read]
     del copy.graph.input[:]
-    copy.graph.input.extend(kept)
+    copy.graph.input.extend(rest)
     return copy
 
 

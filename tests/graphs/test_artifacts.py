@@ -124,7 +124,7 @@ def test_steps_are_those_of_torch(loss, optimizer, clip_norm, losses, rng) -> No
         perceptron(weights), loss=loss, optimizer=optimizer, clip_norm=clip_norm, **numbers
     )
     session.lr = 0.03125
-    found = [float(session.step(*each)) for each in batches]
+    actual = [float(session.step(*each)) for each in batches]
 
     def make(parameters: list) -> Any:
         if optimizer == "SGD":
@@ -134,17 +134,17 @@ def test_steps_are_those_of_torch(loss, optimizer, clip_norm, losses, rng) -> No
         return torch.optim.AdamW(parameters, lr=0.03125, betas=betas, **rest)
 
     expected, parameters = trained_by_torch(weights, losses[loss], make, batches, clip_norm)
-    np.testing.assert_allclose(found, expected, rtol=1e-8)
+    np.testing.assert_allclose(actual, expected, rtol=1e-8)
     for name, array in parameters.items():
         np.testing.assert_allclose(session.parameters[name], array, rtol=0, atol=1e-8)
 
 
-def test_numbers_that_are_not_given_are_those_of_the_docstring(rng) -> None:
+def test_numbers_that_are_left_out_are_those_of_the_docstring(rng) -> None:
     model = artifacts.make(perceptron(drawn_weights(rng)), loss="mse").optimizer
     (node,) = model.graph.node
-    found = {item.name: item.f for item in node.attribute}
+    actual = {item.name: item.f for item in node.attribute}
     expected = {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-8, "weight_decay": 0.01}
-    assert found == {name: np.float32(value) for name, value in expected.items()}
+    assert actual == {name: np.float32(value) for name, value in expected.items()}
 
 
 def test_several_losses_of_pixels(losses, rng) -> None:
@@ -176,8 +176,8 @@ def test_files_and_memory_train_alike(optimizer, dtype, tmp_path, rng) -> None:
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == FILES
     sessions = [opened(model, **options), cto.onnx.TrainingSession(tmp_path / "new" / "folder")]
     data = [batch(rng, dtype) for _ in range(4)]
-    found = [[np.asarray(s.step(*each)).tobytes() for each in data] for s in sessions]
-    assert found[0] == found[1]
+    actual = [[np.asarray(s.step(*each)).tobytes() for each in data] for s in sessions]
+    assert actual[0] == actual[1]
     first, second = sessions
     for name, array in first.parameters.items():
         assert array.tobytes() == second.parameters[name].tobytes()
@@ -285,6 +285,64 @@ def test_one_initializer_that_is_read_twice(losses, rng) -> None:
     theirs = torch.tensor(w, requires_grad=True)
     losses["mse"]((torch.tensor(x) @ theirs).tanh() @ theirs, torch.tensor(x)).backward()
     np.testing.assert_allclose(session.gradients["w"], theirs.grad, atol=1e-12)
+
+
+def shared_by_identity(**arrays: np.ndarray) -> onnx.ModelProto:
+    """y = ((x + a) a' + b) b', where a' and b' are Identity of a and b; c is read by it alone."""
+    names = ["a", "a2", "b", "b2", "c2"]
+    nodes = [helper.make_node("Identity", [name], [f"{name}2"]) for name in ("a", "b", "c")]
+    ops = ["Add", "Mul", "Add", "Mul", "Add"]
+    for k, (op_type, name) in enumerate(zip(ops, names, strict=True)):
+        nodes.append(helper.make_node(op_type, [f"h{k}" if k else "x", name], [f"h{k + 1}"]))
+    nodes.append(helper.make_node("Identity", ["h5"], ["y"]))
+    return model_of(nodes, {"x": ("n", 3)}, {"y": ("n", 3)}, arrays)
+
+
+@pytest.mark.parametrize(
+    ("tied", "expected"),
+    [
+        (None, {"a", "a2", "b", "c"}),
+        ([], {"a", "a2", "b", "b2", "c"}),
+        (["a"], {"a", "b", "b2", "c"}),
+        (["a", "b"], {"a", "b", "c"}),
+    ],
+)
+def test_initializers_that_identity_gives_other_names(tied, expected, rng) -> None:
+    """By default those of one number are trained apart, and the others as one."""
+    w, x = rng.standard_normal(3), rng.standard_normal((4, 3))
+    arrays = {"a": np.ones(3), "b": w, "c": np.zeros(3)}
+    session = opened(shared_by_identity(**arrays), loss="mse", optimizer="SGD", tied=tied)
+    assert session.gradients.keys() == expected
+    session.accumulate(x, np.zeros((4, 3)))
+    h = (x + 1) * 1 + w
+    slope = 2 * h * w / x.size  # of y = h w + c
+    own = {"a": slope * w, "a2": slope * w * (x + 1), "b": slope * w, "b2": slope * h}
+    own = {name: array.sum(axis=0) for name, array in own.items()}
+    for name in ("a", "b"):
+        gradient = own[name] + (0 if f"{name}2" in expected else own[f"{name}2"])
+        np.testing.assert_allclose(session.gradients[name], gradient, atol=1e-12)
+
+
+@pytest.mark.parametrize("tied", [["c"], ["x"], "a", 3])
+def test_only_what_identity_shares_is_tied(tied) -> None:
+    arrays = {name: np.ones(3) for name in ("a", "b", "c")}
+    with pytest.raises(cto.ArgumentError, match="artifacts: tied"):
+        opened(shared_by_identity(**arrays), loss="mse", tied=tied)
+
+
+@pytest.mark.parametrize("name", ["lazy_reset_grad", "w_grad.accumulation.buffer"])
+@pytest.mark.parametrize("kind", ["initializer", "value", "input"])
+def test_names_that_training_adds_are_refused(kind, name, rng) -> None:
+    w = {"w": rng.standard_normal(3)}
+    x, h = (name if kind == other else letter for other, letter in (("input", "x"), ("value", "h")))
+    arrays = {name: w["w"], **w} if kind == "initializer" else w
+    nodes = [
+        helper.make_node("Mul", [x, name if kind == "initializer" else "w"], [h]),
+        helper.make_node("Mul", [h, "w"], ["y"]),
+    ]
+    model = model_of(nodes, {x: ("n", 3)}, {"y": ("n", 3)}, arrays)
+    with pytest.raises(cto.ArgumentError, match=f"model: expected no value called .* '{name}'"):
+        opened(model, loss="mse")
 
 
 def two_heads(rng: np.random.Generator) -> onnx.ModelProto:
@@ -426,7 +484,7 @@ def test_data_in_another_file(opset, tmp_path, rng) -> None:
     assert opened(str(path), loss="cross_entropy").step(*data) == expected
     cto.onnx.make_artifacts(path, tmp_path / "artifacts", loss="cross_entropy")
     assert cto.onnx.TrainingSession(tmp_path / "artifacts").step(*data) == expected
-    with pytest.raises(cto.ArgumentError, match="given without its folder"):
+    with pytest.raises(cto.ArgumentError, match="came without its folder"):
         opened(path.read_bytes(), loss="mse")
     shutil.move(tmp_path / "data.bin", tmp_path / "other.bin")
     with pytest.raises(cto.ArgumentError, match=r"no file 'data\.bin'"):
@@ -458,10 +516,10 @@ def test_shapes_are_inferred_without_the_elements_of_large_arrays(opset, rng, mo
         (onnx.version_converter, "convert_version"),
     ):
         monkeypatch.setattr(module, name, at_most(4096, getattr(module, name)))
-    found, initializers = models.read_inferred(model, 17)
+    actual, initializers = models.read_inferred(model, 17)
     assert initializers == {"w", "s"}
-    assert found.shapes == expected.shapes
-    assert found.constants["w"].tobytes() == arrays["w"].tobytes()
+    assert actual.shapes == expected.shapes
+    assert actual.constants["w"].tobytes() == arrays["w"].tobytes()
     monkeypatch.setattr(models, "MOST_ELEMENTS", 1 << 30)
     with pytest.raises(cto.ArgumentError, match="its shapes cannot be inferred"):
         models.read_inferred(model, 17)

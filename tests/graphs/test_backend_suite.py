@@ -97,9 +97,9 @@ def outcome(case: unittest.TestCase) -> tuple[str, str]:
     """What became of a case, and why."""
     Ours.refusal, result = None, unittest.TestResult()
     case.run(result)
-    for kind, found in (("wrong", result.failures), ("error", result.errors)):
-        if found:
-            return kind, found[0][1].strip().splitlines()[-1]
+    for kind, actual in (("wrong", result.failures), ("error", result.errors)):
+        if actual:
+            return kind, actual[0][1].strip().splitlines()[-1]
     if Ours.refusal is not None:
         return "refused", reason(Ours.refusal)
     return ("skipped", result.skipped[0][1]) if result.skipped else ("passed", "")
@@ -119,12 +119,12 @@ def suite() -> dict[str, unittest.TestCase]:
 @pytest.mark.filterwarnings("ignore")
 def test_the_suite_for_backends(suite) -> None:
     """No wrong answer and no error of another library's; as many right ones as before, or more."""
-    found = {name: outcome(case) for name, case in suite.items()}
-    bad = {n: o for n, o in found.items() if o[0] in ("wrong", "error") and n not in OTHERWISE}
+    actual = {name: outcome(case) for name, case in suite.items()}
+    bad = {n: o for n, o in actual.items() if o[0] in ("wrong", "error") and n not in OTHERWISE}
     assert not bad
-    refused = Counter(why for kind, why in found.values() if kind == "refused")
-    passed = sum(kind == "passed" for kind, _ in found.values())
-    assert passed + refused.total() >= len(found) - len(OTHERWISE)
+    refused = Counter(why for kind, why in actual.values() if kind == "refused")
+    passed = sum(kind == "passed" for kind, _ in actual.values())
+    assert passed + refused.total() >= len(actual) - len(OTHERWISE)
     known = json.loads(COUNTS.read_text(encoding="utf-8"))
     if onnx.__version__ == known["onnx"]:  # others have more cases, or fewer
         assert passed >= known["passed"]

@@ -80,10 +80,10 @@ def test_attention(heads, form, rng) -> None:
 def test_attention_of_flat_heads(rng) -> None:
     """Heads that lie in the last dimension."""
     x = drawn(rng, q=(2, 3, 8), k=(2, 4, 8), v=(2, 4, 8))
-    found = run("Attention <q_num_heads=2, kv_num_heads=2>", x)
+    actual = run("Attention <q_num_heads=2, kv_num_heads=2>", x)
     split = [torch.tensor(x[n]).unflatten(2, (2, 4)).transpose(1, 2) for n in "qkv"]
     expected = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-13)
 
 
 def test_normalizations(rng) -> None:
@@ -91,13 +91,13 @@ def test_normalizations(rng) -> None:
     expected = functional.rms_norm(
         torch.tensor(x["x"]), (5,), torch.tensor(x["scale"]), eps=float(np.float32(1e-3))
     )
-    found = run("RMSNormalization <epsilon=0.001>", x)
-    np.testing.assert_allclose(found, expected, rtol=1e-11)
+    actual = run("RMSNormalization <epsilon=0.001>", x)
+    np.testing.assert_allclose(actual, expected, rtol=1e-11)
     x = drawn(rng, x=(2, 6, 5), scale=(6,), bias=(6,))
     tensors = [torch.tensor(array) for array in x.values()]
     expected = functional.group_norm(tensors[0], 3, *tensors[1:], eps=float(np.float32(1e-5)))
-    found = run("GroupNormalization <num_groups=3>", x, 21)
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+    actual = run("GroupNormalization <num_groups=3>", x, 21)
+    np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-13)
 
 
 def test_groups_of_opset_18_share_a_scale(rng) -> None:
@@ -107,8 +107,8 @@ def test_groups_of_opset_18_share_a_scale(rng) -> None:
     centred = rows - rows.mean(-1, keepdims=True)
     unit = centred / np.sqrt(rows.var(-1, keepdims=True) + np.float32(1e-5))
     expected = unit * x["scale"][:, None] + x["bias"][:, None]
-    found = run("GroupNormalization <num_groups=3>", x, 18)
-    np.testing.assert_allclose(found, expected.reshape(2, 6, 5), rtol=1e-11, atol=1e-13)
+    actual = run("GroupNormalization <num_groups=3>", x, 18)
+    np.testing.assert_allclose(actual, expected.reshape(2, 6, 5), rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
@@ -119,23 +119,23 @@ def test_loss_of_logarithms(reduction, weighted, rng) -> None:
     x["labels"][0, 1] = 2  # to be ignored
     if weighted:
         x["weight"] = rng.random(5)
-    found = run(f'NegativeLogLikelihoodLoss <reduction="{reduction}", ignore_index=2>', x, 22)
+    actual = run(f'NegativeLogLikelihoodLoss <reduction="{reduction}", ignore_index=2>', x, 22)
     tensors = [torch.tensor(array) for array in x.values()]
     expected = functional.nll_loss(*tensors, ignore_index=2, reduction=reduction)
-    np.testing.assert_allclose(found, expected, rtol=1e-11)
+    np.testing.assert_allclose(actual, expected, rtol=1e-11)
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])
 def test_rotation(interleaved, rng) -> None:
     """Pairs of features (i, i + n / 2), or (2i, 2i + 1), turn by an angle: (a + bi)(c + si)."""
     x = drawn(rng, x=(2, 3, 4, 6), cos=(2, 4, 3), sin=(2, 4, 3))
-    found = run(f"RotaryEmbedding <interleaved={interleaved}>", x)
+    actual = run(f"RotaryEmbedding <interleaved={interleaved}>", x)
     halves = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(3), slice(3, 6))
     turned = (x["x"][..., halves[0]] + 1j * x["x"][..., halves[1]]) * (
         x["cos"][:, None] + 1j * x["sin"][:, None]
     )
-    np.testing.assert_allclose(found[..., halves[0]], turned.real, rtol=1e-11)
-    np.testing.assert_allclose(found[..., halves[1]], turned.imag, rtol=1e-11)
+    np.testing.assert_allclose(actual[..., halves[0]], turned.real, rtol=1e-11)
+    np.testing.assert_allclose(actual[..., halves[1]], turned.imag, rtol=1e-11)
 
 
 def test_a_body_that_needs_a_rank_has_it_inferred(rng) -> None:
@@ -146,11 +146,11 @@ def test_a_body_that_needs_a_rank_has_it_inferred(rng) -> None:
     model.graph.node.insert(0, helper.make_node("MatMul", ["x", "w"], ["z"]))
     model.graph.initializer.append(onnx.numpy_helper.from_array(x["w"], "w"))
     feeds = {n: x[n] for n in ("x", "cos", "sin")}
-    found = cto.onnx.Session(model).run(feeds)["y"].reshape(2, 4, 2, 6)
+    actual = cto.onnx.Session(model).run(feeds)["y"].reshape(2, 4, 2, 6)
     z = (x["x"] @ x["w"]).reshape(2, 4, 2, 6)
     turned = (z[..., :3] + 1j * z[..., 3:]) * (x["cos"] + 1j * x["sin"])[:, :, None]
-    np.testing.assert_allclose(found[..., :3], turned.real, rtol=1e-11, atol=1e-13)
-    np.testing.assert_allclose(found[..., 3:], turned.imag, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(actual[..., :3], turned.real, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(actual[..., 3:], turned.imag, rtol=1e-11, atol=1e-13)
 
 
 # ---- against ONNX's reference --------------------------------------------------------------------
@@ -199,9 +199,9 @@ def test_values_have_names_of_their_own() -> None:
     names = [name for node in wider.nodes for name in node.outputs]
     assert len(names) == len(set(names)) == 12
     x = np.array([-1, 0, 2], np.float32)
-    found = cto.onnx.Session(wider).run({"x": x})["z"]
+    actual = cto.onnx.Session(wider).run({"x": x})["z"]
     w = np.maximum(x, 0) + x / (1 + np.exp(-x))
-    np.testing.assert_allclose(found, w / (1 + np.exp(-w)), rtol=1e-6)
+    np.testing.assert_allclose(actual, w / (1 + np.exp(-w)), rtol=1e-6)
 
 
 def test_a_body_within_a_body() -> None:
@@ -232,10 +232,10 @@ def test_a_node_by_itself_runs_by_its_body(rng) -> None:
     """With inputs that are left out, and one input twice."""
     x = drawn(rng, x=(2, 4, 3, 5))["x"]
     node = helper.make_node("Attention", ["x", "x", "x", "", ""], ["y"], is_causal=1)
-    found = cto.onnx.call(node, [x, x, x, None, None])
+    actual = cto.onnx.call(node, [x, x, x, None, None])
     q = torch.tensor(x)
     expected = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-    np.testing.assert_allclose(found[0], expected, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(actual[0], expected, rtol=1e-11, atol=1e-13)
     with pytest.raises(cto.ArgumentError, match="unknown operator Frob"):
         cto.onnx.call(helper.make_node("Frob", ["x"], ["y"]), [x])
 
@@ -281,9 +281,9 @@ def test_a_body_that_is_made_of_the_node_s_graph(rng) -> None:
             => (double[B, H, L, S] t) { half = Constant <value = double {0.5}> ()
             t = Mul (s, half) }> (q, k, v) }"""
     x = drawn(rng, q=(1, 2, 3, 4), k=(1, 2, 5, 4), v=(1, 2, 5, 4))
-    found = cto.onnx.Session(onnx.parser.parse_model(text)).run(x)["y"]
+    actual = cto.onnx.Session(onnx.parser.parse_model(text)).run(x)["y"]
     expected = functional.scaled_dot_product_attention(*map(torch.tensor, x.values()), scale=0.25)
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_bodies_fetch_nothing_from_a_device(node, shapes, rng, monkeypatch) -> N
     if "bools" in x:
         x["bools"] = x["bools"] > 0
     device = boxes.Device()
-    found = cto.onnx.Session(model_of(node, x), device).run(x)["y"]
-    np.testing.assert_array_equal(boxes.opened(found), run(node, x))
+    actual = cto.onnx.Session(model_of(node, x), device).run(x)["y"]
+    np.testing.assert_array_equal(boxes.opened(actual), run(node, x))
     assert not device.fetched
     assert len(device.sent) <= len(x) + 12, "numbers and masks of shapes"

@@ -43,11 +43,11 @@ def drawn_checkpoint(rng: np.random.Generator) -> Checkpoint:
     return Checkpoint(drawn_arrays(rng), drawn_arrays(rng), groups, properties)
 
 
-def assert_same(found: dict, expected: dict) -> None:
-    assert list(found) == list(expected)
+def assert_same(actual: dict, expected: dict) -> None:
+    assert list(actual) == list(expected)
     for name, array in expected.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
-        assert found[name].tobytes() == array.tobytes()
+        assert (actual[name].dtype, actual[name].shape) == (array.dtype, array.shape)
+        assert actual[name].tobytes() == array.tobytes()
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
@@ -60,12 +60,12 @@ def test_all_that_is_written_is_read(most_inside, tmp_path, rng, monkeypatch) ->
     checkpoint, path = drawn_checkpoint(rng), tmp_path / "checkpoint"
     write(checkpoint, path)
     assert (tmp_path / "checkpoint.data").exists() == (most_inside == 0)
-    found = read_checkpoint(path)
-    assert_same(dict(found.trained), dict(checkpoint.trained))
-    assert_same(dict(found.frozen), dict(checkpoint.frozen))
-    assert found.properties == checkpoint.properties
-    assert [group[:3] for group in found.groups] == [group[:3] for group in checkpoint.groups]
-    for group, expected in zip(found.groups, checkpoint.groups, strict=True):
+    actual = read_checkpoint(path)
+    assert_same(dict(actual.trained), dict(checkpoint.trained))
+    assert_same(dict(actual.frozen), dict(checkpoint.frozen))
+    assert actual.properties == checkpoint.properties
+    assert [group[:3] for group in actual.groups] == [group[:3] for group in checkpoint.groups]
+    for group, expected in zip(actual.groups, checkpoint.groups, strict=True):
         assert list(group.moments) == list(expected.moments)
         for name, arrays in expected.moments.items():
             assert_same(dict(group.moments[name]), dict(arrays))
@@ -105,7 +105,7 @@ class Verifier:
     """Follows all offsets of a flatbuffer; what is read is at a multiple of its size."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.taken = data, 0
+        self.data, self.n_read = data, 0
         self.table(self.number("I", 0), CHECKPOINT)
 
     def number(self, kind: str, at: int) -> int:
@@ -121,7 +121,7 @@ class Verifier:
         assert places + length <= len(self.data)
         assert at + size <= len(self.data)
         assert (length - 4) // 2 <= len(fields)
-        self.taken += length + size
+        self.n_read += length + size
         used: set[int] = set(range(4))
         for i in range((length - 4) // 2):
             place = self.number("H", places + 4 + 2 * i)
@@ -141,17 +141,17 @@ class Verifier:
             n = self.number("I", at)
             assert self.data[at + 4 + n] == 0
             self.data[at + 4 : at + 4 + n].decode()
-            self.taken += n + 5
+            self.n_read += n + 5
         elif kind[0] == "vector":
             n = self.number("I", at)
             assert (at + 4) % kind[1] == 0, f"vector at {at}"
             assert at + 4 + n * kind[1] <= len(self.data)
-            self.taken += 4 + n * kind[1]
+            self.n_read += 4 + n * kind[1]
         elif kind[0] == "table":
             self.table(at, kind[1])
         else:
             n = self.number("I", at)
-            self.taken += 4 + 4 * n
+            self.n_read += 4 + 4 * n
             for i in range(n):
                 place = at + 4 + 4 * i
                 self.table(place + self.number("I", place), kind[1])
@@ -169,8 +169,8 @@ def test_the_verifier_takes_what_is_written(most_inside, tmp_path, rng, monkeypa
         write(checkpoint, tmp_path / "checkpoint")
         data = (tmp_path / "checkpoint").read_bytes()
         assert data[4:8] == b"ODTC"
-        taken = Verifier(data).taken
-        assert taken <= len(data) <= 2 * taken + 64  # nothing twice, and little between
+        n = Verifier(data).n_read
+        assert n <= len(data) <= 2 * n + 64  # nothing twice, and little between
 
 
 # ---- of sessions ---------------------------------------------------------------------------------

@@ -118,33 +118,33 @@ def test_two_views_that_go_on_are_not_written_over(rng, monkeypatch) -> None:
         q = com.microsoft.ReluGrad(e, b) }"""
     )
     x = rng.standard_normal((3, 4)).astype(np.float32)
-    found = cto.onnx.Session(proto, activations="default").run({"x": x})
-    np.testing.assert_array_equal(found["q"], np.where(x > 0, 1.0, 0.0))
+    actual = cto.onnx.Session(proto, activations="default").run({"x": x})
+    np.testing.assert_array_equal(actual["q"], np.where(x > 0, 1.0, 0.0))
 
 
-def held_at_the_loss(session, x, labels) -> int:
+def bytes_at_the_loss(session, x, labels) -> int:
     """Bytes that a step holds where the forward part ends, beside what a session always has."""
     session.accumulate(x, labels)
-    inner, held = session._training, []
+    inner, bytes_in_use = session._training, []
     run_step = inner._run_step
 
     def watched(step, values):
         run_step(step, values)
         if step.node.op_type == "SoftmaxCrossEntropyLoss":
-            held.append(tracemalloc.get_traced_memory()[0])
+            bytes_in_use.append(tracemalloc.get_traced_memory()[0])
 
     inner._run_step = watched
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     session.accumulate(x, labels)
     tracemalloc.stop()
-    return held[0] - before
+    return bytes_in_use[0] - before
 
 
 @pytest.mark.parametrize(("name", "share"), [("cnn_global", 0.4), ("transformer", 0.5)])
-def test_less_is_held_between_the_parts(name: str, share: float, rng) -> None:
+def test_less_is_stored_between_the_parts(name: str, share: float, rng) -> None:
     x, labels = batch(name, rng)
-    coded, plain = (held_at_the_loss(session, x, labels) for session in both(name))
+    coded, plain = (bytes_at_the_loss(session, x, labels) for session in both(name))
     assert plain > 300_000
     assert coded < share * plain
 
@@ -165,7 +165,7 @@ def test_what_is_read_as_it_is_stays_so(rng) -> None:
     assert not [name for name in rows if "mask" in name or "log_prob" in name]
 
 
-def test_codes_that_would_be_far_off_are_not_taken(rng) -> None:
+def test_codes_that_would_be_far_off_are_not_used(rng) -> None:
     """A norm of rows whose mean is far above their deviation sees the error beside the latter."""
     coded, plain = both("transformer")
     for session in (coded, plain):

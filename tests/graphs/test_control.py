@@ -58,9 +58,9 @@ def model_of(text: str, opset: int = 17) -> onnx.ModelProto:
 def compare(text: str, opset: int = 17, **feeds: Any) -> None:
     """The outputs, beside those of ONNX's reference."""
     model = model_of(text, opset)
-    found = cto.onnx.Session(model).run(feeds)
+    actual = cto.onnx.Session(model).run(feeds)
     for got, expected in zip(
-        found.values(), ReferenceEvaluator(model).run(None, feeds), strict=True
+        actual.values(), ReferenceEvaluator(model).run(None, feeds), strict=True
     ):
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
@@ -75,23 +75,23 @@ def test_a_loop_ends_by_number_or_condition(n, rng) -> None:
     """0 + 1 + ... + i reaches 9 before 100 times; no time at all gives an empty stack."""
     x = rng.random(2).astype(np.float32)
     model = model_of(LOOP)
-    found = cto.onnx.Session(model).run({"n": np.array(n), "x": x})
+    actual = cto.onnx.Session(model).run({"n": np.array(n), "x": x})
     state, rows = x, []
     for i in range(n):
         state = state + np.float32(i)
         rows.append(state * x)
         if not (state < 9).all():
             break
-    np.testing.assert_allclose(found["y"], state, rtol=1e-6)
-    np.testing.assert_allclose(found["all"], np.array(rows).reshape(-1, 2), rtol=1e-6)
+    np.testing.assert_allclose(actual["y"], state, rtol=1e-6)
+    np.testing.assert_allclose(actual["all"], np.array(rows).reshape(-1, 2), rtol=1e-6)
 
 
 def test_a_scan_takes_slices_along_axes_and_backward(rng) -> None:
     start, x, z = (rng.standard_normal(n).astype(np.float32) for n in ((2,), (4, 2), (2, 4)))
-    found = cto.onnx.Session(model_of(SCAN)).run({"start": start, "x": x, "z": z})
+    actual = cto.onnx.Session(model_of(SCAN)).run({"start": start, "x": x, "z": z})
     sums = start + np.cumsum(x * z.T[::-1], 0)
-    np.testing.assert_allclose(found["y"], sums[-1], rtol=1e-5)
-    np.testing.assert_allclose(found["all"], (sums - start)[::-1].T, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual["y"], sums[-1], rtol=1e-5)
+    np.testing.assert_allclose(actual["all"], (sums - start)[::-1].T, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("chosen", [True, False])
@@ -110,9 +110,9 @@ def test_a_result_is_nobody_else_s_memory(rng) -> None:
         v = Relu (u) z = Add (v, w) }"""
     x = rng.standard_normal(3).astype(np.float32)
     x[0] = 1
-    found = cto.onnx.Session(model_of(text))
+    actual = cto.onnx.Session(model_of(text))
     for chosen, constant in ((True, [1, 1, 1]), (False, [1, 2, 3])) * 2:
-        results = found.run({"c": np.array(chosen), "x": x})
+        results = actual.run({"c": np.array(chosen), "x": x})
         np.testing.assert_array_equal(results["y"], constant)
         np.testing.assert_array_equal(results["z"], np.maximum(-x if chosen else x, 0) - x)
         results["y"][:] = 7
@@ -127,9 +127,9 @@ def test_what_branches_read_on_the_host_is_there(monkeypatch) -> None:
         y = If (c) <then_branch = a () => (float[M] k) { k = Expand (x, d) },
                     else_branch = b () => (float[M] k) { k = Neg (x) }> }"""
     device = Device()
-    found = cto.onnx.Session(model_of(text), device)
+    actual = cto.onnx.Session(model_of(text), device)
     for x in (np.ones(1, np.float32), np.ones(5, np.float32)):
-        y = opened(found.run({"x": x})["y"])
+        y = opened(actual.run({"x": x})["y"])
         np.testing.assert_array_equal(y, [1, 1] if len(x) == 1 else -x)
     assert not device.fetched
     loop = cto.onnx.Session(model_of(LOOP), device)
@@ -175,12 +175,12 @@ def test_nodes_that_do_not_fit_are_refused(text, words) -> None:
 def test_scans_of_other_lengths_and_empty_ones() -> None:
     start, x = np.zeros(2, np.float32), np.zeros((0, 2), np.float32)
     model = model_of(SCAN.replace("[4, 2] x", "[N, 2] x").replace("[2, 4] z", "[2, M] z"))
-    found = cto.onnx.Session(model)
-    empty = found.run({"start": start, "x": x, "z": x.T})
+    actual = cto.onnx.Session(model)
+    empty = actual.run({"start": start, "x": x, "z": x.T})
     np.testing.assert_array_equal(empty["y"], start)
     assert empty["all"].shape == (2, 0)
     with pytest.raises(cto.ArgumentError, match="expected one length of what is scanned"):
-        found.run({"start": start, "x": x, "z": np.zeros((2, 3), np.float32)})
+        actual.run({"start": start, "x": x, "z": np.zeros((2, 3), np.float32)})
 
 
 def test_random_numbers_inside_are_refused() -> None:
@@ -199,9 +199,9 @@ def test_an_exported_part_has_what_branches_read(tmp_path, rng) -> None:
                     else_branch = b () => (float[3] r) { r = Identity (x) }>
         z = Relu (x) }"""
     model = model_of(text)
-    found = cto.onnx.Session(model)
+    actual = cto.onnx.Session(model)
     path = tmp_path / "part.onnx"
-    parts.write_part(found.graph, model, {}, ["y"], path, sync=False)
+    parts.write_part(actual.graph, model, {}, ["y"], path, sync=False)
     x = rng.standard_normal(3).astype(np.float32)
     result = ReferenceEvaluator(str(path)).run(None, {"c": np.array(True), "x": x})
     np.testing.assert_allclose(result[0], [1, 2, 3] - x, rtol=1e-6)

@@ -17,8 +17,8 @@ def test_the_example_learns_digits(tmp_path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is in the extra `examples`")
     script = ROOT / "examples" / "onnx_training.py"
     command = [sys.executable, str(script), "--epochs", "2"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    lines = dict(line.split(": ", 1) for line in found.stdout.splitlines())
+    actual = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    lines = dict(line.split(": ", 1) for line in actual.stdout.splitlines())
     assert list(lines) == [
         *("before", "60 steps", "after", "another epoch of what was saved", "exported")
     ]

@@ -42,9 +42,9 @@ def said(name: str, shape: list, kind: int = FLOAT) -> onnx.ValueInfoProto:
 
 
 def session_of(inputs: list, nodes: list, values: list = (), **constants) -> cto.onnx.Session:
-    given = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    initial = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     outputs = [onnx.ValueInfoProto(name="y")]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, given, value_info=list(values))
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initial, value_info=list(values))
     return cto.onnx.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
+import cupy_training_ops as cto
 from cupy_training_ops.onnx.folding import fold
 from cupy_training_ops.onnx.graph import Graph
 from cupy_training_ops.onnx.models import read_inferred
@@ -36,7 +37,7 @@ def test_nodes_over_constants_are_folded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "kept"),
+    ("body", "operators"),
     [
         ("a = Constant <value_ints=[4]> () y = Cast <to=11> (a)", ["Cast"]),
         ("a = Constant <value_float=0.5> () b = Bernoulli (a) y = CastLike (b, x)", None),
@@ -44,10 +45,10 @@ def test_nodes_over_constants_are_folded() -> None:
     ],
     ids=["an output", "what is random", "a shape with a name"],
 )
-def test_others_stay(body, kept) -> None:
+def test_others_stay(body, operators) -> None:
     graph = graph_of(body)
     folded = fold(graph, ())
-    assert [n.op_type for n in folded.nodes] == (kept or [n.op_type for n in graph.nodes])
+    assert [n.op_type for n in folded.nodes] == (operators or [n.op_type for n in graph.nodes])
 
 
 def test_parameters_are_not_folded() -> None:
@@ -91,3 +92,34 @@ def test_numbers_that_are_known_stay(known, expected) -> None:
     shapes = {**graph.shapes, "y": known}
     part = Graph(graph.nodes, graph.inputs, (), graph.constants, graph.types, shapes)
     assert fold(part, ()).shapes["y"] == expected
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_a_branch_whose_condition_is_known_is_put_in_place(chosen, rng) -> None:
+    """Two nodes with branches whose values have the same names."""
+
+    def branches(of: str) -> str:
+        return f"""If (c) <
+            then_branch = then () => (double[N] a)
+                {{ b = Neg ({of}) k = Exp (b) a = Mul (k, {of}) }},
+            else_branch = other () => (double[N] a) <double[1] k = {{0.5}}>
+                {{ a = Mul ({of}, k) }}>"""
+
+    graph = graph_of(
+        f"i = Constant <value_int={chosen}> () c = Cast <to=9> (i) v = Sin (x) "
+        f"w = {branches('v')} u = Cos (w) z = {branches('u')} y = Flatten (z)"
+    )
+    folded = fold(graph, ())
+    assert not any(node.op_type == "If" for node in folded.nodes)
+    x = rng.standard_normal((4, 3))
+    expected = cto.onnx.Session(graph).run({"x": x})["y"]
+    np.testing.assert_array_equal(cto.onnx.Session(folded).run({"x": x})["y"], expected)
+
+
+def test_a_branch_of_an_input_stays() -> None:
+    graph = graph_of(
+        "y = If (c) <then_branch = then () => (double[m] a) { a = Neg (x) }, "
+        "else_branch = other () => (double[m] b) { b = Abs (x) }>",
+        "(double[m] x, bool c) => (double[m] y)",
+    )
+    assert [node.op_type for node in fold(graph, ()).nodes] == ["If"]

@@ -36,11 +36,13 @@ def drawn_model(rng: np.random.Generator, n_nodes: int) -> onnx.ModelProto:
             ][rng.integers(9)]
         )
         names.append(out)
-    taken = {name for node in nodes for name in node.input}
-    outputs = [n for n in names[2:] if n not in taken or rng.random() < 0.15]
+    read = {name for node in nodes for name in node.input}
+    outputs = [n for n in names[2:] if n not in read or rng.random() < 0.15]
     info = lambda n: helper.make_tensor_value_info(n, TensorProto.FLOAT, [N, N])  # noqa: E731
-    given = [numpy_helper.from_array(np.float32(v), n) for n, v in scalars.items()]
-    graph = helper.make_graph(nodes, "g", [info("x"), info("y")], list(map(info, outputs)), given)
+    constants = [numpy_helper.from_array(np.float32(v), n) for n, v in scalars.items()]
+    graph = helper.make_graph(
+        nodes, "g", [info("x"), info("y")], list(map(info, outputs)), constants
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
@@ -52,10 +54,10 @@ def test_values_are_those_of_the_graph_as_it_is_written(part: int, rng) -> None:
         feeds = {n: rng.uniform(-1, 1, (N, N)).astype(np.float32) for n in "xy"}
         expected = ReferenceEvaluator(model).run(None, feeds)
         before = {n: a.copy() for n, a in feeds.items()}
-        found = cto.onnx.Session(model).run(feeds)
-        for name, value in zip(found, expected, strict=True):
+        actual = cto.onnx.Session(model).run(feeds)
+        for name, value in zip(actual, expected, strict=True):
             most = 1e-5 * max(1.0, float(np.abs(value).max()))
-            np.testing.assert_allclose(found[name], value, 1e-4, most, err_msg=str(model))
+            np.testing.assert_allclose(actual[name], value, 1e-4, most, err_msg=str(model))
         for name, array in feeds.items():
             np.testing.assert_array_equal(array, before[name])
 
@@ -92,8 +94,8 @@ def test_what_stands_around_a_product_is_part_of_it() -> None:
     assert operators(f"{batch} {turned}") == ["FusedMatMul"]
     scaled = "{ a = Mul(c, x) b = Identity(a) d = MatMul(x, b) e = MatMul(b, x) y = Add(d, e) }"
     assert operators(f"{head} {scaled}") == ["FusedMatMul", "FusedMatMul", "Add"]
-    kept = "{ a = MatMul(x, x) b = Div(a, c) y = Add(a, b) }"
-    assert operators(f"{head} {kept}") == ["MatMul", "Div", "Add"]
+    text = "{ a = MatMul(x, x) b = Div(a, c) y = Add(a, b) }"
+    assert operators(f"{head} {text}") == ["MatMul", "Div", "Add"]
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, 0), (0, 1), (1, 0), (1, 1)])
@@ -106,9 +108,9 @@ def test_a_turned_product_of_batches_is_that_of_turned_factors(left, right, rng)
     assert len(session.graph.nodes) == 1
     a, b = rng.standard_normal((2, 4, 5, 5)).astype(np.float32)
     factors = [x.swapaxes(1, 2) if flag else x for x, flag in ((a, left), (b, right))]
-    found = session.run({"a": a, "b": b})["y"]
+    actual = session.run({"a": a, "b": b})["y"]
     np.testing.assert_allclose(
-        found, 2 * (factors[0] @ factors[1]).swapaxes(1, 2), rtol=1e-4, atol=1e-5
+        actual, 2 * (factors[0] @ factors[1]).swapaxes(1, 2), rtol=1e-4, atol=1e-5
     )
 
 
@@ -122,6 +124,6 @@ def test_a_number_of_one_dimension_makes_a_vector_of_a_scalar(nodes: str) -> Non
     )
     feeds = {"x": np.float32([1, 2, 3]), "s": np.float32(6)}
     (expected,) = ReferenceEvaluator(model).run(None, feeds)
-    found = cto.onnx.Session(model).run(feeds)["y"]
-    assert found.shape == np.shape(expected)
-    np.testing.assert_array_equal(found, expected)
+    actual = cto.onnx.Session(model).run(feeds)["y"]
+    assert actual.shape == np.shape(expected)
+    np.testing.assert_array_equal(actual, expected)

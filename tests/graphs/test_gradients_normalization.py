@@ -19,7 +19,7 @@ from .one_operator import check_gradients, check_types, model_of
 
 torch = pytest.importorskip("torch")
 
-# ONNX computes statistics in float32 where it is not told otherwise.
+# ONNX computes statistics in float32 where no attribute says otherwise.
 RMS = {"opset": 23, "stash_type": onnx.TensorProto.DOUBLE}
 GROUPS = {"num_groups": 2, "stash_type": onnx.TensorProto.DOUBLE}
 # An operator, shapes of its inputs, attributes.
@@ -122,6 +122,32 @@ def test_a_dropout_s_gradient_is_that_of_what_is_left(ratio, has_mask, rng) -> N
     np.testing.assert_allclose(float(loss), (gradient * x).sum(), rtol=1e-12)
     assert abs(is_left.mean() - (1 - part)) < 0.1
     np.testing.assert_allclose(float(session.eval(weights)), (weights * x).sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_a_dropout_does_as_its_training_mode_says(is_computed, rng) -> None:
+    """In training and in evaluation, if that is an input or computed of one."""
+    x, mode = rng.uniform(1, 2, (40, 30)), "wrong" if is_computed else "mode"
+    model = model_of("Dropout", [x, np.array(0.5), np.array(True)])
+    model.graph.initializer.pop()
+    (dropout,) = (node for node in model.graph.node if node.op_type == "Dropout")
+    dropout.input[2] = "in2"
+    model.graph.input.append(onnx.helper.make_tensor_value_info(mode, onnx.TensorProto.BOOL, ()))
+    kind, names = ("Not", [mode]) if is_computed else ("Identity", [mode])
+    model.graph.node.insert(0, onnx.helper.make_node(kind, names, ["in2"]))
+    session = cto.onnx.TrainingSession.from_model(
+        model, loss="loss", optimizer="SGD", trainable=["in0"], seed=5
+    )
+    weights, before = rng.uniform(1, 2, x.shape), 0.0
+    for flag in (True, False):
+        feeds = {mode: np.array(flag != is_computed), "y0_weights": weights}
+        session.accumulate(**feeds)
+        gradient = session.gradients["in0"] - before
+        before = session.gradients["in0"].copy()
+        part = (gradient == 0).mean()
+        assert abs(part - flag * 0.5) < 0.1
+        is_whole = np.isclose(float(session.eval(**feeds)), (weights * x).sum(), rtol=1e-9)
+        assert is_whole is not flag
 
 
 def test_hardmax_has_no_gradient(rng) -> None:

@@ -50,6 +50,29 @@ def test_gradients_of_maxima(name, n_others, is_dynamic, rng) -> None:
     check_gradients("MaxPool", [distinct(shape, rng)], rng, **options)
 
 
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("shape", "attributes"),
+    [
+        ((1, 2, 7), {"kernel_shape": [3], "strides": [2]}),
+        ((1, 1, 6, 7), {"kernel_shape": [2, 3], "strides": [3, 2], "pads": [1, 0, 0, 1]}),
+        ((1, 1, 1, 5), {"kernel_shape": [1, 2], "strides": [1, 3], "pads": [0, 0, 2, 1]}),
+        ((1, 1, 8), {"kernel_shape": [3], "strides": [2], "dilations": [2]}),
+        ((1, 1, 5), {"kernel_shape": [2], "strides": [2], "auto_pad": "SAME_UPPER"}),
+        ((1, 1, 5), {"kernel_shape": [2], "strides": [2], "auto_pad": "VALID"}),
+    ],
+)
+def test_gradients_of_norms_of_windows_that_end_behind_x(shape, attributes, p, rng) -> None:
+    options = {**attributes, "p": p, "ceil_mode": 1}
+    check_gradients("LpPool", [distinct(shape, rng)], rng, **options)
+
+
+def test_ceil_mode_needs_extents(rng) -> None:
+    options = {"kernel_shape": [2], "ceil_mode": 1, "is_dynamic": True}
+    with pytest.raises(cto.ArgumentError, match="with ceil_mode needs the extents of X"):
+        check_gradients("LpPool", [distinct((1, 1, 5), rng)], rng, **options)
+
+
 @pytest.mark.parametrize("is_dynamic", [False, True])
 @pytest.mark.parametrize("p", [1, 2, 3])
 @pytest.mark.parametrize("name", [name for name in WINDOWS if name != "lines"])

@@ -189,8 +189,8 @@ def test_outputs_that_are_not_read_add_nothing(kind, direction, is_made, rng) ->
         whole.accumulate(**feeds)
         session.accumulate(**{name: feeds[name] for name in session.inputs})
         for name in names:
-            found, exact = session.gradients[name], whole.gradients[name]
-            np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-14, err_msg=name)
+            actual, exact = session.gradients[name], whole.gradients[name]
+            np.testing.assert_allclose(actual, exact, rtol=1e-12, atol=1e-14, err_msg=name)
         whole = cto.onnx.TrainingSession.from_model(model, **options)
 
 
@@ -272,10 +272,10 @@ def test_gates_of_gru_whose_slopes_they_do_not_tell_are_not_read(attributes, rng
 def test_shorter_types(kind, dtype, tolerance, rng) -> None:
     arrays = layer_inputs(kind, rng, direction="bidirectional")
     inputs = [None if a is None else (a / 2).astype(dtype) for a in arrays]
-    found, operands = gradients(kind, inputs, rng, direction="bidirectional")
+    actual, operands = gradients(kind, inputs, rng, direction="bidirectional")
     long = [None if a is None else a.astype(np.float64) for a in operands]
-    exact = node(f"{kind}Grad", *long, n=len(found), direction="bidirectional")
-    for one, other in zip(found, exact, strict=True):
+    exact = node(f"{kind}Grad", *long, n=len(actual), direction="bidirectional")
+    for one, other in zip(actual, exact, strict=True):
         assert one.dtype == dtype
         np.testing.assert_allclose(one.astype(np.float64), other, rtol=tolerance, atol=tolerance)
 
@@ -290,10 +290,10 @@ def test_what_is_behind_an_end_is_not_read(kind, direction, rng) -> None:
     dy = operands[9] if kind == "LSTM" else operands[-2]
     operands[0][behind] = np.nan
     dy.swapaxes(1, 2)[behind] = np.inf
-    found = node(f"{kind}Grad", *operands, n=len(exact), direction=direction)
-    for one, other in zip(found, exact, strict=True):
+    actual = node(f"{kind}Grad", *operands, n=len(exact), direction=direction)
+    for one, other in zip(actual, exact, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert not found[0][behind].any()
+    assert not actual[0][behind].any()
 
 
 @pytest.mark.parametrize("kind", GATES)
@@ -301,13 +301,13 @@ def test_what_is_behind_an_end_is_not_read(kind, direction, rng) -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_empty_and_single_steps(kind, n_times, batch, direction, rng) -> None:
     inputs = layer_inputs(kind, rng, direction=direction, n_times=n_times, batch=batch)
-    found, operands = gradients(kind, inputs, rng, direction=direction)
-    for one, other in zip(found[:3], inputs[:3], strict=True):
+    actual, operands = gradients(kind, inputs, rng, direction=direction)
+    for one, other in zip(actual[:3], inputs[:3], strict=True):
         assert one.shape == other.shape
         assert np.isfinite(one).all()
     if n_times == 0:
         last = operands[10:12] if kind == "LSTM" else operands[-1:]
-        for one, other in zip(found[4:], last, strict=False):
+        for one, other in zip(actual[4:], last, strict=False):
             np.testing.assert_array_equal(one, other)
 
 
@@ -417,5 +417,5 @@ def test_ten_steps_of_a_tagger_are_those_of_pytorch(kind, is_two_way, seed) -> N
         optimizer.step()
         assert abs(float(session.step(words, labels)) - loss.item()) < 1e-9
     for name, parameter in model.named_parameters():
-        found = session.parameters[name]
-        np.testing.assert_allclose(found, parameter.detach(), rtol=1e-8, atol=1e-10, err_msg=name)
+        actual = session.parameters[name]
+        np.testing.assert_allclose(actual, parameter.detach(), rtol=1e-8, atol=1e-10, err_msg=name)

@@ -76,11 +76,11 @@ def test_changed_bytes_of_a_checkpoint_are_refused_or_read(tmp_path: Path, rng) 
         changed[places] = rng.choice(np.array([0, 1, 127, 128, 255], np.uint8), len(places))
         path.write_bytes(changed.tobytes())
         try:
-            found = read_checkpoint(path)
+            actual = read_checkpoint(path)
         except cto.ArgumentError:
             n_refused += 1
             continue
-        arrays = (*found.trained.values(), *found.frozen.values())
+        arrays = (*actual.trained.values(), *actual.frozen.values())
         assert sum(array.nbytes for array in arrays) <= 2 * len(whole) + (1 << 16)
     assert 0 < n_refused < 400
 
@@ -216,8 +216,8 @@ def test_external_data_is_read_within_the_folder(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(np.float32([9, 1, 2]).tobytes())
     (tmp_path / "model.onnx").write_bytes(external("w.bin", offset=4, length=8))
     session = cto.onnx.Session(tmp_path / "model.onnx")
-    found = session.run({"x": np.zeros(2, np.float32)})["y"]
-    np.testing.assert_array_equal(found, [1, 2])
+    actual = session.run({"x": np.zeros(2, np.float32)})["y"]
+    np.testing.assert_array_equal(actual, [1, 2])
 
 
 def test_names_that_are_no_text_are_names() -> None:
@@ -227,8 +227,8 @@ def test_names_that_are_no_text_are_names() -> None:
         gqq = MaxPoolGrad <kernel_shape = [2], strides = [2]> (zqq, kqq) }"""
     data = onnx.parser.parse_model(text).SerializeToString().replace(b"qq", b"\xff\xfe")
     x = np.arange(4, dtype=np.float32).reshape(1, 1, 4)
-    found = cto.onnx.Session(data).run({"x\\xff\\xfe": x})
-    np.testing.assert_array_equal(found["y\\xff\\xfe"], [[[1, 3]]])
+    actual = cto.onnx.Session(data).run({"x\\xff\\xfe": x})
+    np.testing.assert_array_equal(actual["y\\xff\\xfe"], [[[1, 3]]])
 
 
 @pytest.mark.parametrize(
@@ -433,14 +433,14 @@ def scattered() -> onnx.ModelProto:
         helper.make_node("Gemm", ["X", "W"], ["Y"], name="first", transA=0, alpha=1.0),
         helper.make_node("ScatterND", ["Y", "I", "U"], ["Z"], reduction="none"),
     ]
-    given = [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["b", 3])]
+    inputs = [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["b", 3])]
     made = [helper.make_tensor_value_info("Z", TensorProto.FLOAT, ["b", 4])]
-    kept = [
+    rest = [
         helper.make_tensor("W", TensorProto.FLOAT, [3, 4], [1.0] * 12),
         helper.make_tensor("I", TensorProto.INT64, [1, 1], [0]),
         helper.make_tensor("U", TensorProto.FLOAT, [1, 4], [0.0] * 4),
     ]
-    graph = helper.make_graph(nodes, "g", given, made, kept)
+    graph = helper.make_graph(nodes, "g", inputs, made, rest)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 

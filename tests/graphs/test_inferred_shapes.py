@@ -41,6 +41,56 @@ def test_a_batch_that_is_another_inside_the_model_makes_no_difference(said, rng)
     np.testing.assert_allclose(session.gradients["w"], 2 * x.T @ (x @ w) / 16)
 
 
+@pytest.mark.parametrize("opset", [18, 22])
+@pytest.mark.parametrize("op_type", ["AveragePool", "LpPool", "MaxPool"])
+@pytest.mark.parametrize(
+    ("shape", "pool"),
+    [
+        ((1, 1, 3, 2), {"kernel_shape": [1, 1], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+        ((1, 1, 5, 5), {"kernel_shape": [3, 1], "strides": [2, 3], "auto_pad": "SAME_LOWER"}),
+        ((1, 1, 1, 4), {"kernel_shape": [2, 2], "strides": [1, 2], "pads": [1, 0, 1, 1]}),
+        ((1, 1, 1, 4), {"kernel_shape": [1, 2], "strides": [1, 2], "pads": [1, 0, 1, 1]}),
+    ],
+)
+def test_windows_that_pads_alone_would_have(op_type, shape, pool, opset, rng) -> None:
+    if op_type == "MaxPool" and pool["kernel_shape"] == [1, 2]:
+        pool = {**pool, "pads": [0, 0, 0, 1]}  # as a window of pads alone has no maximum
+    x = rng.standard_normal(shape)
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["m"]),
+        helper.make_node(op_type, ["m"], ["a"], ceil_mode=1, **pool),
+        helper.make_node("ReduceSum", ["a"], ["loss"], keepdims=0),
+    ]
+    session = _session(nodes, x.shape, np.array([0.5]), opset=opset)
+    loss = float(session.accumulate(x))
+    assert session.gradients["w"][0] == pytest.approx(loss / 0.5)
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_LOWER", "SAME_UPPER"])
+@pytest.mark.parametrize("says_kernel", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "steps"), [((1, 3), (2, 2)), ((2, 1), (3, 1)), ((1, 1), (3, 2))]
+)
+def test_an_output_is_as_large_as_the_strides_say(
+    kernel, steps, says_kernel, auto_pad, rng
+) -> None:
+    """Where a kernel is smaller than a stride, too."""
+    x, w = rng.standard_normal((1, 1, 2, 3)), rng.standard_normal((1, 1, *kernel))
+    options = {"strides": steps, "auto_pad": auto_pad}
+    if says_kernel:
+        options["kernel_shape"] = kernel
+    nodes = [
+        helper.make_node("ConvTranspose", ["x", "w"], ["a"], **options),
+        helper.make_node("ReduceMean", ["a"], ["loss"], keepdims=0),
+    ]
+    session = _session(nodes, x.shape, w)
+    loss = float(session.accumulate(x))
+    assert (session.gradients["w"] * w).sum() == pytest.approx(loss)
+    if kernel[0] <= steps[0] and kernel[1] <= steps[1]:
+        n = x.size * np.prod(steps)
+        np.testing.assert_allclose(session.gradients["w"], np.full_like(w, x.sum() / n))
+
+
 @pytest.mark.parametrize("opset", [13, 17, 19, 22])
 @pytest.mark.parametrize("options", [{}, {"auto_pad": "VALID"}])
 @pytest.mark.parametrize("op_type", ["AveragePool", "MaxPool"])

@@ -66,14 +66,14 @@ def test_a_refused_call_changes_nothing_wherever_statistics_are(
     call: str, added: bool, statistics: str, tmp_path, monkeypatch
 ) -> None:
     """Nor does one that is refused and then interrupted."""
-    found = trained("cnn_max", tmp_path, monkeypatch, call, added=added, statistics=statistics)
-    short, wrong = found.labels[3][:-1], np.full_like(found.labels[3], 10**6)
+    actual = trained("cnn_max", tmp_path, monkeypatch, call, added=added, statistics=statistics)
+    short, wrong = actual.labels[3][:-1], np.full_like(actual.labels[3], 10**6)
     for labels in (short, wrong):
         with pytest.raises(cto.ArgumentError):
-            found.back().call(labels=labels)
-        assert found.state() == found.before
-        found.call()
-        assert found.state() == found.after
+            actual.back().call(labels=labels)
+        assert actual.state() == actual.before
+        actual.call()
+        assert actual.state() == actual.after
 
     def refused(subject: Trained) -> None:
         with pytest.raises(cto.ArgumentError):
@@ -84,32 +84,32 @@ def test_a_refused_call_changes_nothing_wherever_statistics_are(
         assert subject.state() == subject.after, place
 
     if (call, added, statistics) == ("step", False, "parameters"):
-        at_each_line(found.back, refused, check)
+        at_each_line(actual.back, refused, check)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file is open
 def test_a_rate_or_a_state_that_is_stopped_is_there_or_not(tmp_path, monkeypatch) -> None:
     """Loading is refused to go on with where it had begun to write."""
-    found = trained("mlp", tmp_path, monkeypatch)
-    found.session.save(tmp_path / "state.npz")
+    actual = trained("mlp", tmp_path, monkeypatch)
+    actual.session.save(tmp_path / "state.npz")
 
     def load(subject: Trained) -> None:
         subject.session.load(tmp_path / "state.npz")
 
     def check(subject: Trained, place: Any) -> None:
         if subject.session._point.is_torn:
-            found.outcomes["torn"] += 1
+            actual.outcomes["torn"] += 1
             with pytest.raises(cto.ProviderError, match="load a state"):
                 subject.call()
             load(subject)
-        assert subject.state() in (found.before, found.after), place
+        assert subject.state() in (actual.before, actual.after), place
 
     def behind(_: object = None) -> Trained:
-        found.back().call()
-        return found
+        actual.back().call()
+        return actual
 
     lines = at_each_line(behind, load, check)
-    assert found.outcomes["torn"] <= 0.1 * len(lines)
+    assert actual.outcomes["torn"] <= 0.1 * len(lines)
 
     def rate(subject: Trained) -> None:
         subject.session.lr = 0.25
@@ -118,34 +118,34 @@ def test_a_rate_or_a_state_that_is_stopped_is_there_or_not(tmp_path, monkeypatch
         assert subject.session.lr in (before, 0.25), place
         subject.session.lr = before
 
-    before = found.session.lr
-    at_each_line(found.back, rate, is_set)
+    before = actual.session.lr
+    at_each_line(actual.back, rate, is_set)
 
 
 def test_evaluation_changes_nothing(tmp_path, monkeypatch) -> None:
-    found = trained("cnn_max", tmp_path, monkeypatch)
+    actual = trained("cnn_max", tmp_path, monkeypatch)
 
     def check(subject: Trained, place: Any) -> None:
-        assert subject.state() == found.before, place
+        assert subject.state() == actual.before, place
 
-    at_each_line(found.back, lambda s: s.session.eval(s.x[0], s.labels[0]), check)
+    at_each_line(actual.back, lambda s: s.session.eval(s.x[0], s.labels[0]), check)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
 @pytest.mark.parametrize("name", ["cnn_max", "dropout"])
 def test_signals_at_random_moments(name: str, tmp_path, monkeypatch, rng) -> None:
-    found = trained(name, tmp_path, monkeypatch, **CODED)
-    assert at_random(found.back, lambda s: s.call(), found.check, rng, 100)
-    assert not found.outcomes["torn"]
+    actual = trained(name, tmp_path, monkeypatch, **CODED)
+    assert at_random(actual.back, lambda s: s.call(), actual.check, rng, 100)
+    assert not actual.outcomes["torn"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["cnn_global", "tied"])
 def test_two_thousand_signals(name: str, tmp_path, monkeypatch, rng) -> None:
-    found = trained(name, tmp_path, monkeypatch, **CODED)
-    assert at_random(found.back, lambda s: s.call(), found.check, rng, 1000) > 100
-    assert not found.outcomes["torn"]
+    actual = trained(name, tmp_path, monkeypatch, **CODED)
+    assert at_random(actual.back, lambda s: s.call(), actual.check, rng, 1000) > 100
+    assert not actual.outcomes["torn"]
 
 
 @pytest.mark.gpu
@@ -166,7 +166,7 @@ def without_return(monkeypatch) -> None:
 
 
 def in_two_calls(monkeypatch) -> None:
-    """Gradients of a step that is stopped before its optimizer are kept."""
+    """Gradients of a step that is stopped before its optimizer stay."""
 
     def step(self: Any, *inputs: Any, **named: Any) -> Any:
         loss = self.accumulate(*inputs, **named)
@@ -183,9 +183,9 @@ def counted_early(monkeypatch) -> None:
     def apply(self: Any, optimizer: Any, run: Any) -> None:
         early = self._point._replace(step_count=self.step_count + 1)
 
-        def counted(*given: Any) -> Any:
+        def counted(*arguments: Any) -> Any:
             self._point = early
-            return run(*given)
+            return run(*arguments)
 
         real(self, optimizer, counted)
 
@@ -195,15 +195,15 @@ def counted_early(monkeypatch) -> None:
 def counted_late(monkeypatch) -> None:
     """The count is raised behind what writes parameters."""
     name = "cupy_training_ops.onnx.session.call_with_marks"
-    monkeypatch.setattr(name, lambda _, run, *given: run(*given))
+    monkeypatch.setattr(name, lambda _, run, *arguments: run(*arguments))
 
 
 @pytest.mark.parametrize("fault", [without_return, in_two_calls, counted_early, counted_late])
 def test_planted_faults_are_noticed(fault, tmp_path, monkeypatch) -> None:
-    found = trained("cnn_max", tmp_path, monkeypatch)
+    actual = trained("cnn_max", tmp_path, monkeypatch)
     fault(monkeypatch)
     with pytest.raises(AssertionError):
-        found.at_each_line()
+        actual.at_each_line()
 
 
 # ---- several callers -----------------------------------------------------------------------------
@@ -211,37 +211,37 @@ def test_planted_faults_are_noticed(fault, tmp_path, monkeypatch) -> None:
 
 def test_a_call_inside_of_another_is_refused(tmp_path, monkeypatch) -> None:
     """As a signal's handler makes one."""
-    found = trained("mlp", tmp_path, monkeypatch)
-    inner = found.session._training
+    actual = trained("mlp", tmp_path, monkeypatch)
+    inner = actual.session._training
     steps = itertools.count()
 
-    def run(*given: Any) -> None:
+    def run(*arguments: Any) -> None:
         if next(steps) == 3:
             with pytest.raises(cto.ProviderError, match="save: expected no call inside of another"):
-                found.session.save(tmp_path / "state.npz")
-        Session._run_step(inner, *given)
+                actual.session.save(tmp_path / "state.npz")
+        Session._run_step(inner, *arguments)
 
     monkeypatch.setattr(inner, "_run_step", run)
-    found.call()
-    assert found.state() == found.after
+    actual.call()
+    assert actual.state() == actual.after
 
 
 def test_a_state_that_is_saved_beside_a_thread_that_steps_is_whole(tmp_path, monkeypatch) -> None:
-    found = trained("mlp", tmp_path, monkeypatch)
+    actual = trained("mlp", tmp_path, monkeypatch)
     n, states = 60, []
     for _ in range(n):
-        found.call()
-        states.append(found.state())
-    found.back()
+        actual.call()
+        states.append(actual.state())
+    actual.back()
     with ThreadPoolExecutor(1) as pool:
-        steps = pool.submit(lambda: [found.call() for _ in range(n)])
+        steps = pool.submit(lambda: [actual.call() for _ in range(n)])
         while not steps.done():
-            found.session.save(tmp_path / f"{len(list(tmp_path.iterdir()))}.npz")
+            actual.session.save(tmp_path / f"{len(list(tmp_path.iterdir()))}.npz")
         steps.result()
-    assert found.state() == states[-1]
+    assert actual.state() == states[-1]
     for path in tmp_path.glob("*.npz"):
-        found.session.load(path)
-        assert found.state() in (found.before, *states)
+        actual.session.load(path)
+        assert actual.state() in (actual.before, *states)
 
 
 def test_a_session_of_plain_runs_puts_back_what_is_fed(tmp_path) -> None:

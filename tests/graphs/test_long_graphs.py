@@ -25,29 +25,29 @@ def chain(n: int) -> bytes:
         domain = "com.microsoft" if op == "Gelu" else ""
         inputs = [f"v{i}", *second.get(op, [])]
         nodes.append(helper.make_node(op, inputs, [f"v{i + 1}"], domain=domain))
-    given = [
+    initial = [
         numpy_helper.from_array(np.float32(2), "c"),
         numpy_helper.from_array(np.eye(2, dtype=np.float32), "w"),
     ]
     said = [helper.make_tensor_value_info(f"v{i}", TensorProto.FLOAT, (2, 2)) for i in (0, n)]
-    graph = helper.make_graph(nodes, "g", said[:1], said[1:], given)
+    graph = helper.make_graph(nodes, "g", said[:1], said[1:], initial)
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=imports).SerializeToString()
 
 
 def seconds(model: bytes, tries: int = 1) -> float:
     """The least processor time to open it."""
-    found = []
+    actual = []
     for _ in range(tries):
         gc.collect()
         gc.disable()  # or what other tests left behind would be looked through
         try:
             start = time.process_time()
             cto.onnx.Session(model)
-            found.append(time.process_time() - start)
+            actual.append(time.process_time() - start)
         finally:
             gc.enable()
-    return min(found)
+    return min(actual)
 
 
 def test_the_time_to_open_goes_with_the_number_of_nodes() -> None:

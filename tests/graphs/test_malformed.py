@@ -35,9 +35,9 @@ def model(
     return helper.make_model(graph, opset_imports=imports)
 
 
-def refusal(found: onnx.ModelProto) -> str:
+def refusal(actual: onnx.ModelProto) -> str:
     with pytest.raises(cto.OpError) as caught:
-        cto.onnx.Session(found)
+        cto.onnx.Session(actual)
     return str(caught.value)
 
 
@@ -69,8 +69,8 @@ def test_a_flag_of_a_product_is_any_integer_but_0(op: str, folded: bool, rng) ->
             nodes[-1].attribute.append(helper.make_attribute("perm", [1, 0]))
         factors = (x.T if folded else x), w
         expected = np.matmul(*(f.T if flag else f for f, flag in zip(factors, (a, b), strict=True)))
-        found = cto.onnx.Session(model(nodes, {"x": (3, 3)}, w=w)).run({"x": x})["y"]
-        np.testing.assert_allclose(found, expected.T if folded else expected, rtol=1e-5, atol=1e-6)
+        actual = cto.onnx.Session(model(nodes, {"x": (3, 3)}, w=w)).run({"x": x})["y"]
+        np.testing.assert_allclose(actual, expected.T if folded else expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("item", "name", "kind"), parameters())
@@ -120,25 +120,25 @@ def test_a_number_of_another_type_is_refused_by_operators_of_this_package() -> N
         assert f"({op}): {name}: expected " in refusal(model([node]))
 
 
-def test_what_is_given_twice_is_refused() -> None:
+def test_what_is_set_twice_is_refused() -> None:
     twice = model([helper.make_node("ReduceMean", ["x"], ["y"], keepdims=1)])
     twice.graph.node[0].attribute.append(helper.make_attribute("keepdims", 0))
-    assert "(ReduceMean): attribute 'keepdims' is given twice" in refusal(twice)
+    assert "(ReduceMean): attribute 'keepdims' is set twice" in refusal(twice)
     twice = model([helper.make_node("Neg", ["x"], ["y"])])
     twice.graph.input.append(twice.graph.input[0])
-    assert "input 'x': it is given twice" in refusal(twice)
+    assert "input 'x': it is declared twice" in refusal(twice)
 
 
 def test_a_model_without_opsets_is_refused() -> None:
-    found = model([helper.make_node("Neg", ["x"], ["y"])])
-    del found.opset_import[:]
-    assert "imports no opset" in refusal(found)
+    actual = model([helper.make_node("Neg", ["x"], ["y"])])
+    del actual.opset_import[:]
+    assert "imports no opset" in refusal(actual)
 
 
 def test_a_domain_that_is_not_imported_has_its_newest_operators() -> None:
-    found = model([helper.make_node("ReduceSum", ["x", "axes"], ["y"])], axes=np.array([1]))
-    del found.opset_import[0]
-    result = cto.onnx.Session(found).run({"x": np.ones((2, 3), np.float32)})["y"]
+    actual = model([helper.make_node("ReduceSum", ["x", "axes"], ["y"])], axes=np.array([1]))
+    del actual.opset_import[0]
+    result = cto.onnx.Session(actual).run({"x": np.ones((2, 3), np.float32)})["y"]
     np.testing.assert_array_equal(result, [[3], [3]])
 
 
@@ -171,9 +171,9 @@ def test_integers_are_not_divided_by_zero(op: str) -> None:
 
 
 def test_an_output_of_another_type_than_is_said_is_refused() -> None:
-    found = model([helper.make_node("Shape", ["x"], ["y"])])
-    found.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", FLOAT, None))
-    assert "output 'y': expected float32, got int64" in refusal(found)
+    actual = model([helper.make_node("Shape", ["x"], ["y"])])
+    actual.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", FLOAT, None))
+    assert "output 'y': expected float32, got int64" in refusal(actual)
 
 
 def test_constants_and_seeds_of_another_type_are_refused() -> None:
@@ -187,10 +187,10 @@ def test_constants_and_seeds_of_another_type_are_refused() -> None:
 
 
 def test_a_map_as_input_is_refused() -> None:
-    found = model([helper.make_node("Identity", ["x"], ["y"])])
+    actual = model([helper.make_node("Identity", ["x"], ["y"])])
     inner = helper.make_tensor_type_proto(FLOAT, (2, 3))
-    found.graph.input[0].type.CopyFrom(helper.make_map_type_proto(TensorProto.INT64, inner))
-    assert "value 'x': values of map type are not read here" in refusal(found)
+    actual.graph.input[0].type.CopyFrom(helper.make_map_type_proto(TensorProto.INT64, inner))
+    assert "value 'x': values of map type are not read here" in refusal(actual)
 
 
 def test_more_outputs_than_there_are_are_refused() -> None:

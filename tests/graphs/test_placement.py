@@ -27,7 +27,7 @@ def device(monkeypatch) -> Device:
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_step_fetches_nothing_and_sends_what_it_is_given(name: str, device: Device) -> None:
+def test_a_step_fetches_nothing_and_sends_what_is_fed(name: str, device: Device) -> None:
     trained = cto.onnx.TrainingSession(DATA / name, device, seed=1)
     plain = cto.onnx.TrainingSession(DATA / name, seed=1)
     with np.load(DATA / name / "answers.npz") as file:
@@ -56,8 +56,8 @@ def test_what_is_computed_on_the_device_is_fetched_where_a_shape_needs_it(device
         k = Cast <to=7> (x) y = Expand(x, q) q = Mul(k, m) }"""
         .replace("<int64 one = {1}>", "<int64[1] one = {1}, int64[1] t = {2}>")
     )  # fmt: skip
-    found = cto.onnx.Session(model, device).run({"x": np.ones(1, np.float32)})
-    assert opened(found["y"]).shape == (1,)
+    actual = cto.onnx.Session(model, device).run({"x": np.ones(1, np.float32)})
+    assert opened(actual["y"]).shape == (1,)
     assert len(device.fetched) == 1
 
 
@@ -69,12 +69,12 @@ def host_values(text: str, device: Device, runs: int) -> list[np.ndarray]:
         f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
         g (float[N] x, float[1] z) => (float[1] y) {{ s = Shape(x) f = Cast <to=1> (s) {text} }}"""
     )
-    found = cto.onnx.Session(model, device)
+    actual = cto.onnx.Session(model, device)
     feeds = {"x": Box(np.ones(5, np.float32)), "z": Box(np.full(1, 2, np.float32))}
-    return [opened(found.run(feeds)["y"]).copy() for _ in range(runs)]
+    return [opened(actual.run(feeds)["y"]).copy() for _ in range(runs)]
 
 
-def test_what_is_sent_again_is_kept_on_the_device(device: Device) -> None:
+def test_what_is_sent_again_stays_on_the_device(device: Device) -> None:
     assert host_values("y = Mul(f, z)", device, 3) == [10, 10, 10]
     assert len(device.sent) == 1
 
@@ -91,8 +91,8 @@ def test_what_a_node_updates_is_sent_anew(text: str, device: Device) -> None:
     text = text.replace("s5", "one")
     if "one" in text:
         text = "one = Constant <value_ints = [1]> () " + text
-    found = host_values(text, device, 3)
-    assert found[0] == found[1] == found[2]
+    actual = host_values(text, device, 3)
+    assert actual[0] == actual[1] == actual[2]
     assert len(device.sent) == 3
 
 

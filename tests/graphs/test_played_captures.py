@@ -33,9 +33,9 @@ class Graph:
 
     def launch(self) -> None:
         form = next(f for f in self._runs._forms.values() if f.graph is self)
-        found = self._runs._session.run_checked({**self._runs._fixed, **form.inputs})
+        actual = self._runs._session.run_checked({**self._runs._fixed, **form.inputs})
         for name, result in form.results.items():
-            for target, value in zip(listed(result), listed(found[name]), strict=True):
+            for target, value in zip(listed(result), listed(actual[name]), strict=True):
                 if target is not value:
                     target[...] = value
 
@@ -47,8 +47,8 @@ def listed(item: Any) -> list[Any]:
 class Played(capture.Captures):
     """Captures that note no memory, and whose graphs are played."""
 
-    def _record(self, form: Any, given: Any, notes: Any) -> dict[str, Any]:
-        results = self._session.run_checked({**self._fixed, **self._copies(given)}, notes)
+    def _record(self, form: Any, feeds: Any, notes: Any) -> dict[str, Any]:
+        results = self._session.run_checked({**self._fixed, **self._copies(feeds)}, notes)
         form.tries, form.plan = form.tries + 1, SimpleNamespace(nbytes=0)
         return results
 
@@ -61,17 +61,17 @@ class Played(capture.Captures):
         fixed = [a for item in self._fixed.values() for a in listed(item)]
         arrays = [*fixed, *self._session.states.values()]
         before = [array.copy() for array in arrays]
-        found = SimpleNamespace(graph=None)
+        actual = SimpleNamespace(graph=None)
         try:
-            yield found
+            yield actual
         finally:
             for array, old in zip(arrays, before, strict=True):
                 array[...] = old
-        found.graph = Graph(self)
+        actual.graph = Graph(self)
 
-    def _capture(self, form: Any, given: Any, stream: Any) -> bool:
+    def _capture(self, form: Any, feeds: Any, stream: Any) -> bool:
         self._graphs.capture = self.played
-        return super()._capture(form, given, stream)
+        return super()._capture(form, feeds, stream)
 
 
 @pytest.fixture
@@ -81,18 +81,18 @@ def opened(monkeypatch):
     stream = SimpleNamespace(ptr=0)
     nothing = contextlib.nullcontext
     side = SimpleNamespace(go_on=lambda _: None, beside=nothing, stream=stream)
-    found = SimpleNamespace(side_stream=lambda _: side, capture=None)
+    actual = SimpleNamespace(side_stream=lambda _: side, capture=None)
     cuda = SimpleNamespace(
         MemoryPool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
         get_current_stream=lambda: stream,
         using_allocator=lambda _: nothing(),
     )
     arena = SimpleNamespace(malloc=None, is_used=True)
-    monkeypatch.setattr(capture, "graphs", found)
+    monkeypatch.setattr(capture, "graphs", actual)
     monkeypatch.setattr(capture, "cupy", SimpleNamespace(cuda=cuda, ndarray=Box))
     monkeypatch.setattr(capture, "workspace", SimpleNamespace(behind_graphs=nothing))
     monkeypatch.setattr(capture, "Arena", lambda *_: arena)
-    monkeypatch.setattr(Played, "_graphs", found, raising=False)
+    monkeypatch.setattr(Played, "_graphs", actual, raising=False)
     monkeypatch.setattr(capture, "Captures", Played)
     monkeypatch.setattr(training, "_refuse_uncapturable", lambda *_: None)
 
@@ -126,8 +126,8 @@ def test_replays_are_steps(name: str, opened, rng) -> None:
         x, labels = answers["x"][i % 10], answers["labels"][i % 10]
         if len(x) == len(labels) and rng.integers(2):
             x, labels = x[1:], labels[1:]
-        given = [Box(a.copy()) if rng.integers(2) else a for a in (x, labels)]
-        losses.append((played.accumulate(*given), plain.accumulate(x, labels)))
+        inputs = [Box(a.copy()) if rng.integers(2) else a for a in (x, labels)]
+        losses.append((played.accumulate(*inputs), plain.accumulate(x, labels)))
         if rng.integers(2):
             played.apply()
             plain.apply()
@@ -170,8 +170,8 @@ def stop(trained: Any, place: int, x: Any, labels: Any) -> None:
     inner = trained._training
     steps = iter(range(place, -1, -1))
 
-    def run(*given: Any) -> None:
-        type(inner)._run_step(inner, *given)
+    def run(*arguments: Any) -> None:
+        type(inner)._run_step(inner, *arguments)
         if not next(steps):
             raise KeyboardInterrupt
 
@@ -191,7 +191,7 @@ g (float[N, K] x, int64[N] labels) => (float loss) {
 
 
 @pytest.mark.usefixtures("opened")
-def test_labels_of_a_form_are_held_against_its_own_classes(rng) -> None:
+def test_labels_of_a_form_are_compared_with_its_own_classes(rng) -> None:
     """Each sample of a batch is a class of its own."""
     import onnx
 
@@ -199,8 +199,8 @@ def test_labels_of_a_form_are_held_against_its_own_classes(rng) -> None:
     runs, plain = Played(cto.onnx.Session(text, Device()), {}), cto.onnx.Session(text)
     for n in (3, 3, 3, 5, 5, 5, 3, 5):
         feeds = {"x": rng.standard_normal((n, 4)).astype(np.float32), "labels": np.arange(n)}
-        found, expected = runs(feeds)["loss"], plain.run(feeds)["loss"]
-        np.testing.assert_allclose(each(found, lambda box: box.inside), expected, 1e-6)
+        actual, expected = runs(feeds)["loss"], plain.run(feeds)["loss"]
+        np.testing.assert_allclose(each(actual, lambda box: box.inside), expected, 1e-6)
         with pytest.raises(cto.ArgumentError, match=f"labels from 0 to {n - 1}, got {n}"):
             runs({**feeds, "labels": np.arange(n) + 1})
     assert all(form.graph is not None for form in runs._forms.values())

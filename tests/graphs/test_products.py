@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How factors of a product are given to cuBLAS: with NumPy in its place, and on a GPU."""
+"""How factors of a product are passed to cuBLAS: with NumPy in its place, and on a GPU."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ def at(x) -> int:
 def test_every_layout_is_read_as_it_is(products, a, b, rng) -> None:
     x, y = (rng.standard_normal(shape).astype(np.float32) for shape in (a, b))
     for first, second in itertools.product(WAYS, WAYS):
-        found = products.product(WAYS[first](x), WAYS[second](y), alpha=0.5)
-        np.testing.assert_allclose(found, 0.5 * (x @ y), rtol=1e-5, atol=1e-5)
+        actual = products.product(WAYS[first](x), WAYS[second](y), alpha=0.5)
+        np.testing.assert_allclose(actual, 0.5 * (x @ y), rtol=1e-5, atol=1e-5)
 
 
 def test_sums_of_nothing_are_zero_whatever_was_there(products, monkeypatch) -> None:
     there = SimpleNamespace(empty=lambda shape, dtype: np.full(shape, np.nan, dtype))
     monkeypatch.setattr(products, "cupy", there)
-    found = products.product(np.ones((3, 0), np.float32), np.ones((0, 5), np.float32))
-    np.testing.assert_array_equal(found, np.zeros((3, 5)))
+    actual = products.product(np.ones((3, 0), np.float32), np.ones((0, 5), np.float32))
+    np.testing.assert_array_equal(actual, np.zeros((3, 5)))
     out = np.full((3, 5), 2, np.float32)
     products.product(np.ones((3, 0)), np.ones((0, 5)), beta=0.5, out=out)
     np.testing.assert_array_equal(out, np.ones((3, 5)))
@@ -107,9 +107,9 @@ def test_vectors_are_multiplied_by_the_same_call(a, b, rng) -> None:
     """CuPy's own refuse a capture."""
     x, y = (rng.standard_normal(shape).astype(np.float32) for shape in (a, b))
     device = SimpleNamespace(__name__="cupy", matmul=lambda *_, **__: pytest.fail("CuPy's own"))
-    found = standard.reductions.product(device, x, y, alpha=0.5)
-    assert found.shape == (x @ y).shape
-    np.testing.assert_allclose(found, 0.5 * (x @ y), rtol=1e-5, atol=1e-5)
+    actual = standard.reductions.product(device, x, y, alpha=0.5)
+    assert actual.shape == (x @ y).shape
+    np.testing.assert_allclose(actual, 0.5 * (x @ y), rtol=1e-5, atol=1e-5)
 
 
 def test_transposed_and_cut_factors_are_not_copied(products, rng, monkeypatch) -> None:
@@ -143,8 +143,8 @@ def test_a_gpu_multiplies_every_layout(a, b, dtype, rng) -> None:
     for first, second in itertools.product(WAYS, WAYS):
         if dtype == BFLOAT16 and {first, second} & {"part", "steps"}:
             continue  # CuPy joins and repeats no bfloat16
-        found = cublas.product(WAYS[first](cupy.asarray(x)), WAYS[second](cupy.asarray(y)))
-        np.testing.assert_allclose(found.get().astype(np.float64), expected, most, most)
+        actual = cublas.product(WAYS[first](cupy.asarray(x)), WAYS[second](cupy.asarray(y)))
+        np.testing.assert_allclose(actual.get().astype(np.float64), expected, most, most)
 
 
 @pytest.mark.gpu

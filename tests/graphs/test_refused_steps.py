@@ -106,8 +106,8 @@ def stopping(session, place: int):
     """What runs a step and is stopped behind so many."""
     steps = iter(range(place, -1, -1))
 
-    def run(*given) -> None:
-        type(session)._run_step(session, *given)
+    def run(*arguments) -> None:
+        type(session)._run_step(session, *arguments)
         if not next(steps):
             raise KeyboardInterrupt
 
@@ -127,10 +127,10 @@ def while_computed(error: BaseException):
     def at(context) -> None:
         real, errors = reference.adam_optimizer_list, iter([error])
 
-        def computed(*given, **named):
+        def computed(*arguments, **named):
             for each in errors:
                 raise each
-            return real(*given, **named)
+            return real(*arguments, **named)
 
         context.setattr(reference, "adam_optimizer_list", computed)
 
@@ -148,7 +148,7 @@ def behind_all(context) -> None:
 
 
 def test_an_optimizer_that_is_stopped_behind_its_step_has_made_it(monkeypatch) -> None:
-    """No gradient is taken twice."""
+    """No gradient is added twice."""
     session, answers = opened()
     other, _ = opened()
     session.accumulate(answers["x"][0], answers["labels"][0])
@@ -230,7 +230,7 @@ g (float[2, 3] x, float[2, 4, 9] y, int64[2] labels, int64[2, 4] others)
     ("label", "other", "expected"),
     [(2, 8, None), (3, 0, "0 to 2, got 3"), (5, 0, "0 to 2, got 5"), (0, 9, "0 to 8, got 9")],
 )
-def test_labels_of_several_losses_are_held_against_the_classes_of_each(
+def test_labels_of_several_losses_are_compared_with_the_classes_of_each(
     label: int, other: int, expected: str | None, monkeypatch, rng
 ) -> None:
     """On a device that computes NaN of what is out of range."""
@@ -251,9 +251,9 @@ def test_labels_from_the_host_are_looked_at_before_a_device_has_them() -> None:
     labels = Labels(session.graph)
     (loss,) = labels._losses
     name = loss.inputs[1]
-    found = labels.runners(session.graph, dict.fromkeys(range(len(session.graph.nodes)), PLAIN))
+    actual = labels.runners(session.graph, dict.fromkeys(range(len(session.graph.nodes)), PLAIN))
     place = next(i for i, node in enumerate(session.graph.nodes) if name in node.inputs)
-    run = found[place].make(np)
+    run = actual[place].make(np)
     for wrong in (-1, 4):
         labels.note_range(name, np.array([0, wrong]))
         with pytest.raises(cto.ArgumentError, match=f"labels from 0 to 3, got {wrong}"):

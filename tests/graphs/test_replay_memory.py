@@ -25,8 +25,8 @@ def opened(name: str, **options):
 
 
 def losses(session, answers, steps) -> list[bytes]:
-    found = [session.step(answers["x"][i], answers["labels"][i]) for i in steps]
-    return [loss.get().tobytes() for loss in found]
+    actual = [session.step(answers["x"][i], answers["labels"][i]) for i in steps]
+    return [loss.get().tobytes() for loss in actual]
 
 
 def test_sizes_that_came_once_have_memory_for_the_largest_alone(monkeypatch) -> None:
@@ -59,14 +59,14 @@ def test_graphs_one_after_the_other_share_scratch_memory() -> None:
     session, answers = opened("cnn_max", graph=True)
     plain, _ = opened("cnn_max")
     x, labels = (np.concatenate(answers[key]) for key in ("x", "labels"))
-    kept = []
+    sizes = []
     for _ in range(3):
         for n in range(2, 20):
             for _ in range(3):
                 pair = [s.step(x[:n], labels[:n]) for s in (session, plain)]
         assert pair[0] == pair[1]
-        kept.append(sum(buffer.nbytes for buffer in workspace._of_graphs))
-    assert kept[0] == kept[1] == kept[2]
+        sizes.append(sum(buffer.nbytes for buffer in workspace._of_graphs))
+    assert sizes[0] == sizes[1] == sizes[2]
 
 
 def test_a_graph_outlives_the_thread_that_captured_it() -> None:

@@ -97,9 +97,9 @@ def test_results_are_the_callers() -> None:
     for i in range(6):
         losses.append(session.accumulate(x[i], labels[i]))
         scores.append(session.outputs["scores"])
-    kept = [array.get() for array in (*losses, *scores)]
+    copies = [array.get() for array in (*losses, *scores)]
     session.accumulate(x[7], labels[7])
-    for array, before in zip((*losses, *scores), kept, strict=True):
+    for array, before in zip((*losses, *scores), copies, strict=True):
         np.testing.assert_array_equal(array.get(), before)
     assert len({float(loss) for loss in losses}) == 6
 
@@ -119,9 +119,9 @@ def waits(session, batches) -> bool:
     after.record()
     for x, labels in batches:
         session.step(x, labels)
-    found = bool(after.done)
+    actual = bool(after.done)
     after.synchronize()
-    return found
+    return actual
 
 
 @pytest.mark.gpu
@@ -234,16 +234,16 @@ def test_two_sessions_replay_at_the_same_time() -> None:
     plain = [opened(name)[0] for name in names]
     replayed = [opened(name, graph=True)[0] for name in names]
     answers = [opened(name)[1] for name in names]
-    given = [[cupy.asarray(a[key]) for key in ("x", "labels")] for a in answers]
+    batches = [[cupy.asarray(a[key]) for key in ("x", "labels")] for a in answers]
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in names]
     cupy.cuda.Device().synchronize()
     for i in range(10):
-        for session, stream, (x, labels) in zip(replayed, streams, given, strict=True):
+        for session, stream, (x, labels) in zip(replayed, streams, batches, strict=True):
             with stream:
                 session.step(x[i], labels[i])
     cupy.cuda.Device().synchronize()
     for i in range(10):
-        for session, (x, labels) in zip(plain, given, strict=True):
+        for session, (x, labels) in zip(plain, batches, strict=True):
             session.step(x[i], labels[i])
     for one, other in zip(replayed, plain, strict=True):
         assert_same(dict(one.parameters), dict(other.parameters))
@@ -267,8 +267,8 @@ def test_what_follows_from_extents_is_on_the_device_before_a_capture(mode: str, 
     for i in range(12):  # forms take turns, and each has its own values of shapes
         x = rng.standard_normal((1, 2, 4 + i % 3, 6)).astype(np.float32)
         cupy.zeros(64)  # takes memory that would be free
-        found = runs({"x": x})["y"].get()
-        np.testing.assert_allclose(found, plain.run({"x": x})["y"], rtol=1e-5, atol=1e-5)
+        actual = runs({"x": x})["y"].get()
+        np.testing.assert_allclose(actual, plain.run({"x": x})["y"], rtol=1e-5, atol=1e-5)
     assert all(form.graph is not None for form in runs._forms.values())
 
 
@@ -329,10 +329,10 @@ def test_shapes_among_the_results_are_the_callers() -> None:
 
     runs = captured("g (float[N, 4] x) => (int64[2] k, float[N, 4] y) { k = Shape(x) y = Neg(x) }")
     for i in range(5):
-        found = runs({"x": cupy.full((2, 4), i, np.float32)})
-        assert found["k"].tolist() == [2, 4]
-        assert found["y"][0, 0] == -i
-        found["k"][...] = 0
+        actual = runs({"x": cupy.full((2, 4), i, np.float32)})
+        assert actual["k"].tolist() == [2, 4]
+        assert actual["y"][0, 0] == -i
+        actual["k"][...] = 0
     assert all(form.graph is not None for form in runs._forms.values())
 
 
@@ -344,8 +344,8 @@ def test_arrays_of_other_libraries_are_fed(graph: bool) -> None:
     plain, _ = opened("mlp")
     for i in range(4):
         x, labels = answers["x"][i], answers["labels"][i]
-        given = (torch.tensor(a, device="cuda" if i % 2 else "cpu") for a in (x, labels))
-        assert session.step(*given) == plain.step(x, labels)
+        batches = (torch.tensor(a, device="cuda" if i % 2 else "cpu") for a in (x, labels))
+        assert session.step(*batches) == plain.step(x, labels)
 
 
 @pytest.mark.gpu

@@ -28,11 +28,13 @@ def resize(x: np.ndarray, sizes: list[int] | None = None, **options: Any) -> np.
 def test_a_wider_filter(mode, sizes, rng) -> None:
     """PyTorch leaves out what is beyond an end, and has -0.5 as cubic coefficient."""
     x = rng.standard_normal((2, 3, 7, 9))
-    found = resize(x, [2, 3, *sizes], mode=mode, antialias=1, exclude_outside=1, cubic_coeff_a=-0.5)
+    actual = resize(
+        x, [2, 3, *sizes], mode=mode, antialias=1, exclude_outside=1, cubic_coeff_a=-0.5
+    )
     expected = torch.nn.functional.interpolate(
         torch.tensor(x), sizes, mode=f"bi{mode}", antialias=True, align_corners=False
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("m", [1, 2, 5])
@@ -40,7 +42,7 @@ def test_a_part_is_cut_out(m, rng) -> None:
     """Outputs beyond the pixels have the extrapolation's value."""
     x = rng.standard_normal((4, 6))
     start, end = (0.2, -0.1), (0.7, 1.3)
-    found = resize(
+    actual = resize(
         x,
         [m, 6],
         roi=[*start, *end],
@@ -58,7 +60,7 @@ def test_a_part_is_cut_out(m, rng) -> None:
             inside = 0 <= r <= 3 and 0 <= c <= 5
             column = [np.interp(r, range(4), x[:, k]) for k in range(6)]
             expected = np.interp(c, range(6), column) if inside else 9
-            np.testing.assert_allclose(found[i, j], expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(actual[i, j], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +75,8 @@ def test_a_part_is_cut_out(m, rng) -> None:
 def test_a_policy_keeps_the_ratio(policy, sizes, expected, rng) -> None:
     """4 x 6 in a box, or around one; 4.5 is 5, and 7.5 is 8."""
     x = rng.standard_normal((1, 4, 6))
-    found = resize(x, sizes, axes=[1, -1], keep_aspect_ratio_policy=policy)
-    assert found.shape[1:] == expected
+    actual = resize(x, sizes, axes=[1, -1], keep_aspect_ratio_policy=policy)
+    assert actual.shape[1:] == expected
 
 
 def test_refusals(rng) -> None:

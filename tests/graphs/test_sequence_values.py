@@ -17,9 +17,9 @@ def run(text: str, opset: int = 18, **feeds: Any) -> list[Any]:
     return list(cto.onnx.Session(model).run(feeds).values())
 
 
-def same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    assert [a.shape for a in found] == [a.shape for a in expected]
-    for got, wanted in zip(found, expected, strict=True):
+def same(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    assert [a.shape for a in actual] == [a.shape for a in expected]
+    for got, wanted in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(got, wanted)
 
 
@@ -35,12 +35,12 @@ def test_insert(place, arrays, rng) -> None:
     expected.insert(len(expected) if place is None else place, x)
     if place is None:
         text = "(seq(float[N]) s, float[4] x) => (seq(float[N]) y) { y = SequenceInsert (s, x) }"
-        found = run(text, s=arrays, x=x)
+        actual = run(text, s=arrays, x=x)
     else:
         text = """(seq(float[N]) s, float[4] x, int64 p) => (seq(float[N]) y)
                   { y = SequenceInsert (s, x, p) }"""
-        found = run(text, s=arrays, x=x, p=np.array(place))
-    same(found[0], expected)
+        actual = run(text, s=arrays, x=x, p=np.array(place))
+    same(actual[0], expected)
 
 
 @pytest.mark.parametrize("place", [-3, -1, 0, 2])
@@ -48,12 +48,12 @@ def test_erase_at_and_length(place, arrays) -> None:
     text = """(seq(float[N]) s, int64 p) => (seq(float[N]) y, float[N] a, int64 n, int64 m)
         { y = SequenceErase (s, p) a = SequenceAt (s, p) n = SequenceLength (y)
           z = SequenceErase (y) m = SequenceLength (z) }"""
-    found = run(text, s=arrays, p=np.array(place))
+    actual = run(text, s=arrays, p=np.array(place))
     expected = list(arrays)
     del expected[place]
-    same(found[0], expected)
-    np.testing.assert_array_equal(found[1], arrays[place])
-    assert found[2:] == [2, 1]
+    same(actual[0], expected)
+    np.testing.assert_array_equal(actual[1], arrays[place])
+    assert actual[2:] == [2, 1]
 
 
 def test_positions_beyond_an_end_are_refused(arrays) -> None:
@@ -88,9 +88,9 @@ def test_split(split, parts, axis, rng) -> None:
     text = f"""(float[2, 5] x, {kind} n) => (seq(float[N]) y, float[2, 5] z)
         {{ y = SplitToSequence <axis={axis}> (x, n)
            z = ConcatFromSequence <axis={axis}> (y) }}"""
-    found = run(text, x=x, n=np.array(split))
-    same(found[0], expected)
-    np.testing.assert_array_equal(found[1], x)
+    actual = run(text, x=x, n=np.array(split))
+    same(actual[0], expected)
+    np.testing.assert_array_equal(actual[1], x)
 
 
 @pytest.mark.parametrize("split", [[2, 2], [6, -1], 0])
@@ -107,9 +107,9 @@ def test_an_empty_sequence_is_filled_and_joined(rng) -> None:
         none = SequenceEmpty () one = SequenceInsert (none, x) two = SequenceInsert (one, x)
         y = ConcatFromSequence <axis=0, new_axis=1> (two)
         z = ConcatFromSequence <axis=-1, new_axis=1> (two) }"""
-    found = run(text, x=x)
-    np.testing.assert_array_equal(found[0], [x, x])
-    np.testing.assert_array_equal(found[1], np.stack([x, x], 1))
+    actual = run(text, x=x)
+    np.testing.assert_array_equal(actual[0], [x, x])
+    np.testing.assert_array_equal(actual[1], np.stack([x, x], 1))
     with pytest.raises(cto.ArgumentError, match="expected at least one array, got none"):
         run(text.replace("(two)", "(none)"), x=x)
 
@@ -122,10 +122,10 @@ def test_a_map_over_sequences(arrays, rng) -> None:
         y, n = SequenceMap (s, t, x) <body = b (float[N] a, float[N] c, float d) =>
             (float[N] e, int64[1] f) { g = Mul (a, c) e = Add (g, d) f = Shape (a) }> }"""
     others = [rng.standard_normal(len(a)).astype(np.float32) for a in arrays]
-    found = run(text, s=arrays, t=others, x=np.float32(2))
-    same(found[0], [a * b + np.float32(2) for a, b in zip(arrays, others, strict=True)])
-    assert [int(n[0]) for n in found[1]] == [2, 3, 2]
-    np.testing.assert_array_equal(found[2], found[0][0])
+    actual = run(text, s=arrays, t=others, x=np.float32(2))
+    same(actual[0], [a * b + np.float32(2) for a, b in zip(arrays, others, strict=True)])
+    assert [int(n[0]) for n in actual[1]] == [2, 3, 2]
+    np.testing.assert_array_equal(actual[2], actual[0][0])
     with pytest.raises(cto.ArgumentError, match="expected sequences of 3 arrays, got one of 2"):
         run(text, s=arrays, t=others[:2], x=np.float32(2))
 
@@ -135,12 +135,12 @@ def test_optional_values(arrays) -> None:
         has = OptionalHasElement (x)
         y = If (has) <then_branch = a () => (float[N] v) { v = OptionalGetElement (x) },
                       else_branch = b () => (float[N] v) <float[1] v = {7}> { }> }"""
-    found = run(text, x=arrays[0])
-    assert found[0]
-    np.testing.assert_array_equal(found[1], arrays[0])
-    found = run(text, x=None)
-    assert not found[0]
-    np.testing.assert_array_equal(found[1], [7])
+    actual = run(text, x=arrays[0])
+    assert actual[0]
+    np.testing.assert_array_equal(actual[1], arrays[0])
+    actual = run(text, x=None)
+    assert not actual[0]
+    np.testing.assert_array_equal(actual[1], [7])
     text = "(optional(float[N]) x) => (float[N] y) { y = OptionalGetElement (x) }"
     with pytest.raises(cto.ArgumentError, match="expected a value, got an empty optional"):
         run(text, x=None)

@@ -126,9 +126,9 @@ def test_what_a_caller_writes_into_a_result_is_the_callers() -> None:
     proto.graph.initializer.append(helper.make_tensor("s", TensorProto.INT64, [2], (1, 4)))
     session, x = cto.onnx.Session(proto), np.zeros((1, 4), np.float32)
     for _ in range(2):
-        found = session.run({"x": x})
-        np.testing.assert_array_equal(found["y"], [[1, 2, 3, 4]])
-        found["c"][:] = found["v"][:] = 7
+        actual = session.run({"x": x})
+        np.testing.assert_array_equal(actual["y"], [[1, 2, 3, 4]])
+        actual["c"][:] = actual["v"][:] = 7
 
 
 def test_an_update_reaches_the_callers_array_or_is_refused() -> None:
@@ -150,8 +150,8 @@ def test_elements_that_are_not_computed_are_refused_at_load(inputs: str) -> None
 def test_a_value_is_not_overwritten_beside_a_view_of_it(rng) -> None:
     """The operator would refuse to write over one of two inputs that share memory."""
     x = rng.standard_normal((3, 4)).astype(np.float32)
-    found = cto.onnx.Session(model("a = Neg(x) b = Identity(a) y = com.microsoft.GeluGrad(a, b)"))
-    np.testing.assert_array_equal(found.run({"x": x})["y"], cto.gelu_grad(-x, -x))
+    actual = cto.onnx.Session(model("a = Neg(x) b = Identity(a) y = com.microsoft.GeluGrad(a, b)"))
+    np.testing.assert_array_equal(actual.run({"x": x})["y"], cto.gelu_grad(-x, -x))
 
 
 # ---- one node ------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_a_node_is_called_with_arrays_by_position() -> None:
     np.testing.assert_array_equal(dx, [[1, 0, 1], [1, 0, 1]])
 
 
-def test_a_missing_input_is_none_and_lambda_is_taken() -> None:
+def test_a_missing_input_is_none_and_lambda_is_read() -> None:
     node = helper.make_node(
         "AdamOptimizer",
         ["r", "t", "w", "g", "m", "v", "", "", "", "signal"],
@@ -176,9 +176,9 @@ def test_a_missing_input_is_none_and_lambda_is_taken() -> None:
     )
     w, g = np.ones(3, np.float32), np.zeros(3, np.float32)
     inputs = [np.float32([0.1]), np.int64([1]), w, g, g.copy(), g.copy(), None, None, None, None]
-    found = cto.onnx.call(node, inputs)
-    np.testing.assert_allclose(found[3], 0.95, rtol=1e-6)
-    assert found[3] is w
+    actual = cto.onnx.call(node, inputs)
+    np.testing.assert_allclose(actual[3], 0.95, rtol=1e-6)
+    assert actual[3] is w
 
 
 def test_a_list_spreads_over_a_nodes_inputs() -> None:
@@ -196,10 +196,10 @@ def test_lists_take_turns_among_a_nodes_inputs() -> None:
     node = helper.make_node("LambOptimizer", names, outputs, domain="com.microsoft")
     arrays = [np.full(n, 0.5, np.float32) for n in (2, 2, 2, 2, 3, 3, 3, 3)]
     arrays = [*arrays[:4], None, *arrays[4:], None]
-    found = cto.onnx.call(node, [None, None, None, np.float32([0.1]), np.int64([1]), *arrays])
-    assert found[1].shape == (2,)
-    assert found[6].shape == (3,)
-    assert (found[1] < 0.5).all()
+    actual = cto.onnx.call(node, [None, None, None, np.float32([0.1]), np.int64([1]), *arrays])
+    assert actual[1].shape == (2,)
+    assert actual[6].shape == (3,)
+    assert (actual[1] < 0.5).all()
 
 
 def test_the_reference_evaluator_runs_our_operators(rng) -> None:
@@ -228,7 +228,7 @@ def test_the_reference_evaluator_takes_sequences_and_upstreams_fused_operators()
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"xp": "cupy"}, "Session: xp: expected numpy or cupy, the module, got 'cupy'"),
         ({"xp": None}, "Session: xp: expected numpy or cupy, the module, got None"),
@@ -236,9 +236,9 @@ def test_the_reference_evaluator_takes_sequences_and_upstreams_fused_operators()
         ({"seed": 1.5}, "Session: seed: expected an integer, got 1.5"),
     ],
 )
-def test_what_a_session_cannot_be_made_with_is_refused(given, message) -> None:
+def test_what_a_session_cannot_be_made_with_is_refused(options, message) -> None:
     with pytest.raises(cto.ArgumentError, match=message):
-        cto.onnx.Session(model("y = Relu(x)"), **given)
+        cto.onnx.Session(model("y = Relu(x)"), **options)
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_what_a_session_cannot_be_made_with_is_refused(given, message) -> None:
     ],
 )
 def test_what_is_no_path_is_refused(session, message) -> None:
-    for given in (5, None):
-        with pytest.raises(cto.ArgumentError, match=f"{message}, got {given}"):
-            session(given)
+    for feed in (5, None):
+        with pytest.raises(cto.ArgumentError, match=f"{message}, got {feed}"):
+            session(feed)
 
 
 def test_what_is_no_node_and_no_list_of_arrays_is_refused() -> None:

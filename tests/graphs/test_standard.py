@@ -70,8 +70,8 @@ NODES = [
 ]
 
 
-def given(item: object, rng: np.random.Generator) -> np.ndarray:
-    """An input, drawn where its shape is given."""
+def input_of(item: object, rng: np.random.Generator) -> np.ndarray:
+    """An input, drawn where a shape stands for it."""
     if isinstance(item, tuple):
         return rng.standard_normal(item).astype(F)
     return np.asarray(item)
@@ -92,7 +92,7 @@ def model_of(node: str, arrays: list[np.ndarray]) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("case", NODES, ids=lambda case: case[0])
 def test_a_node_is_what_the_reference_says(case, rng: np.random.Generator) -> None:
-    arrays = [given(item, rng) for item in case[1:]]
+    arrays = [input_of(item, rng) for item in case[1:]]
     model, feeds = model_of(case[0], arrays), {f"x{i}": array for i, array in enumerate(arrays)}
     before = {name: array.copy() for name, array in feeds.items()}
     expected = np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])

@@ -20,22 +20,29 @@ def result(op: str, *inputs: np.ndarray, version: int = 18, **attributes: object
     return cto.onnx.call(node, inputs, version=version)[0]
 
 
+def test_a_slope_larger_than_x_is_refused(rng) -> None:
+    x, slope = rng.standard_normal((2, 1)), rng.standard_normal((2, 3))
+    for wrong in (slope, slope[None]):
+        with pytest.raises(cto.ArgumentError, match=r"slope: expected a shape that is repeated"):
+            result("PRelu", x, wrong)
+
+
 def test_old_log_softmax_is_finite_far_below_the_top(rng) -> None:
     x = (300 * rng.standard_normal((5, 7))).astype(np.float32)
     wide = x.astype(np.float64) - x.max(axis=1, keepdims=True)
     expected = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
-    found = result("LogSoftmax", x, version=11)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    actual = result("LogSoftmax", x, version=11)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("op", ["ReduceSum", "ReduceL1", "ReduceMean", "ReduceSumSquare"])
 def test_half_types_are_summed_in_float32(op: str, dtype: np.dtype) -> None:
     x = np.ones((5000, 2), dtype)
-    found = result(op, x, np.array([0]))
-    assert found.dtype == dtype
+    actual = result(op, x, np.array([0]))
+    assert actual.dtype == dtype
     expected = 1 if op == "ReduceMean" else 5000
-    np.testing.assert_allclose(found.astype(np.float64), [[expected] * 2], rtol=5e-3)
+    np.testing.assert_allclose(actual.astype(np.float64), [[expected] * 2], rtol=5e-3)
 
 
 def test_a_norm_of_half_types_does_not_overflow() -> None:
@@ -47,15 +54,15 @@ def test_a_norm_of_half_types_does_not_overflow() -> None:
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_a_reduction_of_integers_is_of_their_type(op: str, dtype: type) -> None:
     x = np.array([[1, 2, 4], [3, 5, 5]], dtype)
-    found = result(op, x, np.array([1]), keepdims=0)
+    actual = result(op, x, np.array([1]), keepdims=0)
     wide = {
         "ReduceMean": x.mean(1),
         "ReduceL2": np.sqrt((x * x).sum(1)),
         "ReduceLogSum": np.log(x.sum(1)),
         "ReduceLogSumExp": np.log(np.exp(x.astype(float)).sum(1)),
     }
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, wide[op].astype(dtype))
+    assert actual.dtype == dtype
+    np.testing.assert_array_equal(actual, wide[op].astype(dtype))
 
 
 @pytest.mark.parametrize(
@@ -80,9 +87,9 @@ def test_blocks_of_one_are_not_written_over(op: str, rng) -> None:
         y = Sub(d, b) }}"""
     x = rng.standard_normal((1, 2, 3, 4)).astype(np.float32)
     before = x.copy()
-    found = cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": x})["y"]
+    actual = cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": x})["y"]
     np.testing.assert_array_equal(x, before)
-    np.testing.assert_allclose(found, -2 * np.exp(x), rtol=1e-6)
+    np.testing.assert_allclose(actual, -2 * np.exp(x), rtol=1e-6)
 
 
 @pytest.mark.parametrize("batch_dims", [0, 1])
@@ -96,25 +103,25 @@ def test_indices_without_axes_take_the_whole(batch_dims: int, rng) -> None:
 def test_roots_are_those_of_powers() -> None:
     """As onnxruntime 1.19.2 has them: a square root would be NaN and -0."""
     x = np.array([-np.inf, -0.0, -1, 4, np.inf], np.float32)
-    found = result("Pow", x, np.array(0.5, np.float32))
-    np.testing.assert_array_equal(found, np.float32([np.inf, 0, np.nan, 2, np.inf]))
-    assert not np.signbit(found[1])
+    actual = result("Pow", x, np.array(0.5, np.float32))
+    np.testing.assert_array_equal(actual, np.float32([np.inf, 0, np.nan, 2, np.inf]))
+    assert not np.signbit(actual[1])
 
 
 def test_a_factor_of_integers_may_be_a_fraction() -> None:
     x = np.array([[1, 2], [3, -4]], np.int32)
     expected = np.trunc(1.5 * (x @ x) + np.trunc(0.5 * x))
-    found = result("Gemm", x, x, x, alpha=1.5, beta=0.5)
-    assert found.dtype == np.int32
-    np.testing.assert_array_equal(found, expected)
+    actual = result("Gemm", x, x, x, alpha=1.5, beta=0.5)
+    assert actual.dtype == np.int32
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("op", ["Erf", "Gelu", "BiasGelu"])
 def test_a_scalar_stays_one(op: str) -> None:
     x = np.array(0.5, np.float32)
     version = 20 if op == "Gelu" else 18
-    found = result(op, *[x] * (1 + (op == "BiasGelu")), version=version)
-    assert found.shape == ()
+    actual = result(op, *[x] * (1 + (op == "BiasGelu")), version=version)
+    assert actual.shape == ()
 
 
 def test_a_devices_erf_is_of_its_inputs_type(monkeypatch) -> None:
@@ -132,8 +139,8 @@ def test_extremes_of_nothing_are_the_types_ends(op: str, dtype: type) -> None:
     ends = np.iinfo(dtype) if kind in "iu" else None
     end = ends and (ends.max if sign > 0 else ends.min)
     expected = {"f": sign * np.inf, "b": sign > 0}.get(kind, end)
-    found = result(op, np.zeros((2, 0, 3), dtype), np.array([1]), version=20)
-    np.testing.assert_array_equal(found, np.full((2, 1, 3), expected, dtype))
+    actual = result(op, np.zeros((2, 0, 3), dtype), np.array([1]), version=20)
+    np.testing.assert_array_equal(actual, np.full((2, 1, 3), expected, dtype))
     assert result(op, np.zeros((2, 0), dtype), np.array([0]), version=20).shape == (1, 0)
 
 
@@ -141,16 +148,16 @@ def test_extremes_of_nothing_are_the_types_ends(op: str, dtype: type) -> None:
 def test_an_exclusive_sum_has_what_is_before_and_nothing_else(reverse: int) -> None:
     x = np.array([1, 1e8, np.inf, 2, np.nan], np.float32)[:: 1 - 2 * reverse]
     expected = np.float32([0, 1, 1e8, np.inf, np.inf])[:: 1 - 2 * reverse]
-    found = result("CumSum", x, np.array(-1), exclusive=1, reverse=reverse)
-    np.testing.assert_array_equal(found, expected)
+    actual = result("CumSum", x, np.array(-1), exclusive=1, reverse=reverse)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3), (2, 0, 4)])
 def test_rows_of_nothing_are_nothing(op: str, shape: tuple[int, ...]) -> None:
     version = 13 if op == "Hardmax" else 11
-    found = result(op, np.zeros(shape, np.float32), axis=-1, version=version)
-    assert found.shape == shape
+    actual = result(op, np.zeros(shape, np.float32), axis=-1, version=version)
+    assert actual.shape == shape
 
 
 LONG = 9000
@@ -171,12 +178,12 @@ def test_what_sums_half_types_sums_them_in_float32(op: str, dtype: np.dtype, rng
     inputs = [(9000 * rng.uniform(0.5, 1, shape)).astype(dtype) for shape in shapes]
     if op == "Einsum" or "Softmax" in op:
         inputs = [(x * dtype.type(1e-4)).astype(dtype) for x in inputs]
-    found = result(op, *inputs, version=11 if "Softmax" in op else 18, **attributes)
+    actual = result(op, *inputs, version=11 if "Softmax" in op else 18, **attributes)
     wide = [x.astype(np.float64) for x in inputs]
     expected = result(op, *wide, version=11 if "Softmax" in op else 18, **attributes)
-    assert found.dtype == dtype
+    assert actual.dtype == dtype
     most = 1e-2 * float(np.abs(expected).max())
-    np.testing.assert_allclose(found.astype(np.float64), expected, 1e-2, most)
+    np.testing.assert_allclose(actual.astype(np.float64), expected, 1e-2, most)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -194,11 +201,11 @@ def test_statistics_of_half_types_are_of_float32(dtype: np.dtype, rng) -> None:
     names = [f"x{i}" for i in range(5)]
     node = helper.make_node("BatchNormalization", names, ["y", "m", "v"], training_mode=1)
     inputs = [x, *[each.astype(dtype)] * 2, each, each]
-    found = cto.onnx.call(node, inputs, version=15)
+    actual = cto.onnx.call(node, inputs, version=15)
     wide = [array.astype(np.float64) for array in inputs]
-    for a, b in zip(found, cto.onnx.call(node, wide, version=15), strict=True):
+    for a, b in zip(actual, cto.onnx.call(node, wide, version=15), strict=True):
         np.testing.assert_allclose(a.astype(np.float64), b, 1e-2, 1e-2)
-    assert [a.dtype for a in found] == [dtype, np.float32, np.float32]
+    assert [a.dtype for a in actual] == [dtype, np.float32, np.float32]
 
 
 WRONG_AXES = [  # of inputs of two dimensions
@@ -250,7 +257,7 @@ def test_a_way_that_there_is_not_is_refused(op: str, attributes: dict, version: 
 
 @pytest.mark.parametrize("version", [9, 14])
 def test_an_output_that_is_not_made_is_no_none(version: int) -> None:
-    """Statistics of a normalisation that uses those it is given."""
+    """Statistics of a normalisation that are its inputs."""
     x, each = np.ones((2, 3), np.float32), np.ones(3, np.float32)
     feeds = {"x": x, **dict.fromkeys("abcd", each)}
     text = f"""<ir_version: 8, opset_import: ["" : {version}]>
@@ -284,8 +291,8 @@ def test_lists_of_several_lengths_are_no_array() -> None:
 def test_what_a_gradient_is_summed_over(a: tuple, b: tuple, expected: tuple) -> None:
     """As onnxruntime 1.19.2's BroadcastGradientArgs."""
     node = helper.make_node("BroadcastGradientArgs", ["a", "b"], ["x", "y"], domain="com.microsoft")
-    found = cto.onnx.call(node, [np.array(shape, np.int64) for shape in (a, b)])
-    assert tuple(axes.tolist() for axes in found) == expected
+    actual = cto.onnx.call(node, [np.array(shape, np.int64) for shape in (a, b)])
+    assert tuple(axes.tolist() for axes in actual) == expected
 
 
 def test_a_gradient_of_shapes_that_are_known_as_it_runs() -> None:
@@ -296,9 +303,9 @@ def test_a_gradient_of_shapes_that_are_known_as_it_runs() -> None:
         rw = ReduceSum <noop_with_empty_axes = 1> (dy, aw) dw = Reshape(rw, sw)
     }"""
     x, w, dy = (np.ones(shape, np.float32) for shape in ((2, 1), (3,), (2, 3)))
-    found = cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": x, "w": w, "dy": dy})
-    np.testing.assert_array_equal(found["dx"], [[3], [3]])
-    np.testing.assert_array_equal(found["dw"], [2, 2, 2])
+    actual = cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": x, "w": w, "dy": dy})
+    np.testing.assert_array_equal(actual["dx"], [[3], [3]])
+    np.testing.assert_array_equal(actual["dw"], [2, 2, 2])
     with pytest.raises(cto.ArgumentError, match="cannot be broadcast"):
         result("BroadcastGradientArgs", np.array([2]), np.array([3]))
 
@@ -318,13 +325,13 @@ def test_results_of_half_types_are_of_their_type(op: str, dtype: np.dtype, rng) 
     """NumPy makes float32 of bfloat16 in places."""
     inputs = [rng.standard_normal(shape).astype(dtype) for shape in OF_HALVES[op]]
     known = {"version": 9, "min": -0.5, "max": 0.5} if op == "Clip" else {"version": 14}
-    found = result(op, *inputs, **known)
+    actual = result(op, *inputs, **known)
     wide = result(op, *[x.astype(np.float64) for x in inputs], **known)
-    assert found.dtype == dtype
-    np.testing.assert_allclose(found.astype(np.float64), wide, 2e-2, 2e-2)
+    assert actual.dtype == dtype
+    np.testing.assert_allclose(actual.astype(np.float64), wide, 2e-2, 2e-2)
 
 
-def test_a_product_of_half_types_is_written_where_it_is_told(rng) -> None:
+def test_a_product_of_half_types_is_written_where_out_says(rng) -> None:
     a, b = (rng.standard_normal((3, 3)).astype(HALVES[1]) for _ in range(2))
     out = np.full((3, 3), np.nan, HALVES[1])
     assert reductions.product(np, a, b, 0.5, out=out) is out
@@ -334,5 +341,5 @@ def test_a_product_of_half_types_is_written_where_it_is_told(rng) -> None:
 def test_a_normalisation_of_half_types_does_not_overflow_on_its_way() -> None:
     x, each = np.full((1, 1), 300, np.float16), np.ones(1, np.float16)
     inputs = [x, 300 * each, 0 * each, 200 * each, 0.25 * each]
-    found = result("BatchNormalization", *inputs, version=14, epsilon=0.0)
-    np.testing.assert_array_equal(found, np.float16(60000))
+    actual = result("BatchNormalization", *inputs, version=14, epsilon=0.0)
+    np.testing.assert_array_equal(actual, np.float16(60000))

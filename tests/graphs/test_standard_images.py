@@ -29,13 +29,13 @@ def test_grids_are_read_as_torch_does(mode: str, padding: str, align: int, rank:
     x = rng.standard_normal((2, 3, 4, 5, 6)[: rank + 2])
     grid = rng.uniform(-2.5, 2.5, (*(2, 3, 7, 2)[: rank + 1], rank))
     attributes = {"padding_mode": padding, "align_corners": align}
-    found = result("GridSample", x, grid, mode=mode, **attributes)
+    actual = result("GridSample", x, grid, mode=mode, **attributes)
     exact = functional.grid_sample(
         torch.tensor(x), torch.tensor(grid), TORCH_MODES[mode], padding, bool(align)
     )
-    np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(actual, exact, rtol=1e-9, atol=1e-12)
     old = result("GridSample", x, grid, version=16, mode=TORCH_MODES[mode], **attributes)
-    np.testing.assert_array_equal(old, found)
+    np.testing.assert_array_equal(old, actual)
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
@@ -44,7 +44,7 @@ def test_cubes_are_read_axis_by_axis(padding: str, rng) -> None:
     x = rng.standard_normal((1, 1, 4, 5, 6))
     lines = [rng.uniform(-1.8, 1.8, n) for n in (2, 3, 4)]
     grid = np.stack(np.meshgrid(*lines, indexing="ij")[::-1], axis=-1)[None]
-    found = result("GridSample", x, grid, mode="cubic", padding_mode=padding)
+    actual = result("GridSample", x, grid, mode="cubic", padding_mode=padding)
     for axis, line in enumerate(lines):
         rows = np.moveaxis(x, 2 + axis, -1)
         flat = rows.reshape(1, -1, 1, rows.shape[-1])
@@ -54,7 +54,7 @@ def test_cubes_are_read_axis_by_axis(padding: str, rng) -> None:
             torch.tensor(flat), torch.tensor(places), "bicubic", padding, False
         ).numpy()
         x = np.moveaxis(read.reshape(*rows.shape[:-1], len(line)), -1, 2 + axis)
-    np.testing.assert_allclose(found, x, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(actual, x, rtol=1e-9, atol=1e-12)
 
 
 def test_grids_over_other_types(rng) -> None:
@@ -63,8 +63,8 @@ def test_grids_over_other_types(rng) -> None:
     exact = result("GridSample", x.astype(float), grid)
     np.testing.assert_array_equal(result("GridSample", x, grid), np.trunc(exact))
     near = result("GridSample", x.astype(float), grid, mode="nearest")
-    found = result("GridSample", x + 2**60, grid, mode="nearest", padding_mode="border")
-    np.testing.assert_array_equal(found - 2**60, near)
+    actual = result("GridSample", x + 2**60, grid, mode="nearest", padding_mode="border")
+    np.testing.assert_array_equal(actual - 2**60, near)
     for mode in ("nearest", "cubic"):
         both = result("GridSample", x + 1j * x[:, ::-1], grid, mode=mode)
         parts = [result("GridSample", y.astype(float), grid, mode=mode) for y in (x, x[:, ::-1])]
@@ -90,9 +90,9 @@ def test_grids_that_do_not_fit_are_refused(rng) -> None:
 def test_affine_grids_are_those_of_torch(align: int, size: tuple[int, ...], rng) -> None:
     rank = len(size) - 2
     theta = rng.standard_normal((2, rank, rank + 1))
-    found = result("AffineGrid", theta, np.array(size), align_corners=align)
+    actual = result("AffineGrid", theta, np.array(size), align_corners=align)
     exact = functional.affine_grid(torch.tensor(theta), size, align_corners=bool(align))
-    np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(actual, exact, rtol=1e-12, atol=1e-12)
     with pytest.raises(cto.ArgumentError, match="size: expected 4 or 5 extents, got 3"):
         result("AffineGrid", theta, np.array(size[:3]))
     with pytest.raises(cto.ArgumentError, match="expected a vector of extents"):
@@ -124,7 +124,7 @@ def test_regions_place_by_place(mode: str, ratio: int, shift: str, rng) -> None:
     rois = np.sort(rng.uniform(-3, 18, (4, 2, 2)), axis=1).reshape(4, 4)
     rois[3] = [5, 5, 4, 4]  # of no extent
     images, scale = np.array([0, 1, 1, 0]), 0.5
-    found = result(
+    actual = result(
         "RoiAlign", x, rois, images, mode=mode, output_height=2, output_width=3,
         sampling_ratio=ratio, spatial_scale=scale, coordinate_transformation_mode=shift,
     )  # fmt: skip
@@ -146,7 +146,7 @@ def test_regions_place_by_place(mode: str, ratio: int, shift: str, rng) -> None:
                 exact = sum(map(sum, read)) / max(ny * nx, 1)
             else:
                 exact = max(map(max, read), default=0)
-            np.testing.assert_allclose(found[r, channel, i, j], exact, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(actual[r, channel, i, j], exact, rtol=1e-9, atol=1e-12)
 
 
 def test_old_regions_are_not_shifted(rng) -> None:
@@ -172,7 +172,7 @@ def test_the_maxima_of_regions(rng) -> None:
     rois = np.concatenate(
         [rng.integers(0, 2, (20, 1)), rng.integers(-2, 5, (20, 2)), rng.integers(3, 12, (20, 2))], 1
     ).astype(F)
-    found = result("MaxRoiPool", x, rois, pooled_shape=[2, 3], spatial_scale=1.0)
+    actual = result("MaxRoiPool", x, rois, pooled_shape=[2, 3], spatial_scale=1.0)
     for r, (image, left, top, right, bottom) in enumerate(rois.astype(int)):
         height, width = max(bottom - top + 1, 1), max(right - left + 1, 1)
         for i, j in itertools.product(range(2), range(3)):
@@ -184,7 +184,7 @@ def test_the_maxima_of_regions(rng) -> None:
                 else x[:0]
             )
             exact = part.max(axis=(1, 2)) if part.size else 0
-            np.testing.assert_array_equal(found[r, :, i, j], exact)
+            np.testing.assert_array_equal(actual[r, :, i, j], exact)
 
 
 @pytest.mark.parametrize("has_more", [False, True])
@@ -201,7 +201,7 @@ def test_deformed_convolutions_place_by_place(has_more: bool, rng) -> None:
     np.testing.assert_allclose(result("DeformConv", x, w, zeros, **attributes), plain, atol=1e-12)
     offset = rng.uniform(-2, 2, (2, n * 12, *shape))
     mask, bias = rng.uniform(0, 1, (2, n * 6, *shape)), rng.standard_normal(6)
-    found = result("DeformConv", x, w, offset, bias, mask, **attributes)
+    actual = result("DeformConv", x, w, offset, bias, mask, **attributes)
     padded = np.pad(x, [(0, 0), (0, 0), (3, 3), (3, 3)])
     exact = np.zeros_like(plain) + bias[:, None, None]
     for b, o, c in itertools.product(range(2), range(6), range(2)):
@@ -217,7 +217,7 @@ def test_deformed_convolutions_place_by_place(has_more: bool, rng) -> None:
             part = padded[b, channel, u + 3 : u + 5, v + 3 : v + 5]
             value = np.array([1 - s, s]) @ part @ np.array([1 - t, t])
             exact[b, o, i, j] += value * w[o, c, a, d] * mask[b, g * 6 + k, i, j]
-    np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(actual, exact, rtol=1e-9, atol=1e-10)
     with pytest.raises(cto.ArgumentError, match="offset: expected"):
         result("DeformConv", x, w, offset[:, :-1], **attributes)
     for wrong, words in (
@@ -236,15 +236,15 @@ def test_deformed_convolutions_place_by_place(has_more: bool, rng) -> None:
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_norms_of_windows_are_those_of_torch(p: int, rng) -> None:
     x = rng.standard_normal((2, 3, 8, 7))
-    found = result("LpPool", x, kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1], p=p)
+    actual = result("LpPool", x, kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1], p=p)
     padded = np.pad(np.abs(x), [(0, 0), (0, 0), (1, 1), (0, 1)])  # PyTorch's are signed for odd p
     exact = functional.lp_pool2d(torch.tensor(padded), p, (3, 2), (2, 1)).numpy()
-    np.testing.assert_allclose(found, exact, rtol=1e-9)
-    found = result("LpPool", x[..., 0], kernel_shape=[3], strides=[2], p=p, ceil_mode=1)
+    np.testing.assert_allclose(actual, exact, rtol=1e-9)
+    actual = result("LpPool", x[..., 0], kernel_shape=[3], strides=[2], p=p, ceil_mode=1)
     exact = functional.lp_pool1d(
         torch.tensor(np.abs(np.pad(x[..., 0], [(0, 0)] * 2 + [(0, 1)]))), p, 3, 2
     )
-    np.testing.assert_allclose(found, exact, rtol=1e-9)
+    np.testing.assert_allclose(actual, exact, rtol=1e-9)
     exact = np.linalg.norm(x.reshape(2, 3, -1), p, axis=2)
     np.testing.assert_allclose(result("GlobalLpPool", x, p=p)[:, :, 0, 0], exact, rtol=1e-9)
     with pytest.raises(cto.ArgumentError, match="p: expected at least 1, got 0"):
@@ -254,9 +254,9 @@ def test_norms_of_windows_are_those_of_torch(p: int, rng) -> None:
 @pytest.mark.parametrize("size", [1, 3, 5, 9])
 def test_responses_are_normalized_as_in_torch(size: int, rng) -> None:
     x = rng.standard_normal((2, 6, 3, 4))
-    found = result("LRN", x, size=size, alpha=0.25, beta=0.5, bias=1.5)
+    actual = result("LRN", x, size=size, alpha=0.25, beta=0.5, bias=1.5)
     exact = functional.local_response_norm(torch.tensor(x), size, 0.25, 0.5, 1.5)
-    np.testing.assert_allclose(found, exact, rtol=1e-9)
+    np.testing.assert_allclose(actual, exact, rtol=1e-9)
 
 
 def test_an_even_window_has_more_behind(rng) -> None:
@@ -271,11 +271,11 @@ def test_what_was_pooled_comes_back(has_shape: bool, rng) -> None:
     x = rng.standard_normal((2, 3, 6, 8))
     y, places = results("MaxPool", x, n=2, kernel_shape=[2, 2], strides=[2, 2])
     shape = (np.array([2, 3, 7, 9]),) if has_shape else ()
-    found = result("MaxUnpool", y, places, *shape, kernel_shape=[2, 2], strides=[2, 2])
+    actual = result("MaxUnpool", y, places, *shape, kernel_shape=[2, 2], strides=[2, 2])
     exact = np.where(np.isin(np.arange(x.size), places).reshape(x.shape), x, 0)
     if has_shape:
         exact = np.pad(exact, [(0, 0), (0, 0), (0, 1), (0, 1)])
-    np.testing.assert_array_equal(found, exact)
+    np.testing.assert_array_equal(actual, exact)
     with pytest.raises(cto.ArgumentError, match="I: expected from 0 to 287"):
         result("MaxUnpool", y, places + 200, kernel_shape=[2, 2], strides=[2, 2])
     with pytest.raises(cto.ArgumentError, match="output_shape: expected at least"):
@@ -286,9 +286,9 @@ def test_blocks_are_folded_as_in_torch(rng) -> None:
     attributes = {"strides": [2, 1], "pads": [1, 0, 1, 0], "dilations": [1, 2]}
     unfolded = functional.unfold(torch.zeros(2, 3, 7, 6), (3, 2), (1, 2), (1, 0), (2, 1))
     x = rng.standard_normal(unfolded.shape)
-    found = result("Col2Im", x, np.array([7, 6]), np.array([3, 2]), **attributes)
+    actual = result("Col2Im", x, np.array([7, 6]), np.array([3, 2]), **attributes)
     exact = functional.fold(torch.tensor(x), (7, 6), (3, 2), (1, 2), (1, 0), (2, 1))
-    np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(actual, exact, rtol=1e-9, atol=1e-12)
     with pytest.raises(cto.ArgumentError, match="expected 16 blocks, got 15"):
         result("Col2Im", x[..., :-1], np.array([7, 6]), np.array([3, 2]), **attributes)
 
@@ -296,7 +296,7 @@ def test_blocks_are_folded_as_in_torch(rng) -> None:
 @pytest.mark.parametrize("shape", [(3, 9), (4, 2), (7, 5), (0, 3)])
 def test_the_middle_is_cut_or_padded(shape: tuple[int, int], rng) -> None:
     x = rng.standard_normal((5, 2, 6))
-    found = result("CenterCropPad", x, np.array(shape), axes=[0, -1])
+    actual = result("CenterCropPad", x, np.array(shape), axes=[0, -1])
     exact = x
     for axis, n in ((0, shape[0]), (2, shape[1])):
         m = exact.shape[axis]
@@ -306,7 +306,7 @@ def test_the_middle_is_cut_or_padded(shape: tuple[int, int], rng) -> None:
             pads = [(0, 0)] * 3
             pads[axis] = ((n - m) // 2, n - m - (n - m) // 2)
             exact = np.pad(exact, pads)
-    np.testing.assert_array_equal(found, exact)
+    np.testing.assert_array_equal(actual, exact)
 
 
 # ---- boxes ---------------------------------------------------------------------------------------
@@ -345,22 +345,22 @@ def test_the_best_boxes_one_by_one(by_centre: int, most: int, rng) -> None:
         said = np.where(rng.integers(0, 2, (2, 30, 1, 2)), boxes, boxes[:, :, ::-1]).reshape(
             2, 30, 4
         )
-    found = result(
+    actual = result(
         "NonMaxSuppression", said, scores, np.array([most]), F([0.25]), F([0.3]),
         center_point_box=by_centre,
     )  # fmt: skip
-    assert found.dtype == np.int64
-    np.testing.assert_array_equal(found, best_boxes(boxes, scores, most, 0.25, F(0.3)))
+    assert actual.dtype == np.int64
+    np.testing.assert_array_equal(actual, best_boxes(boxes, scores, most, 0.25, F(0.3)))
 
 
 def test_a_box_that_is_left_out_hides_none() -> None:
     """Each overlaps the next one alone."""
     boxes = F([[[0, 0, 4, 4], [2, 0, 6, 4], [4, 0, 8, 4]]])
-    found = result("NonMaxSuppression", boxes, F([[[0.9, 0.8, 0.7]]]), np.array([9]), F([0.25]))
-    np.testing.assert_array_equal(found, [[0, 0, 0], [0, 0, 2]])
+    actual = result("NonMaxSuppression", boxes, F([[[0.9, 0.8, 0.7]]]), np.array([9]), F([0.25]))
+    np.testing.assert_array_equal(actual, [[0, 0, 0], [0, 0, 2]])
     boxes = F([[[0, 0, 1, 5], [0, 3, 1, 8]]])  # 2 of 8 in common
-    found = result("NonMaxSuppression", boxes, F([[[0.9, 0.8]]]), np.array([9]), F([0.25]))
-    assert len(found) == 2
+    actual = result("NonMaxSuppression", boxes, F([[[0.9, 0.8]]]), np.array([9]), F([0.25]))
+    assert len(actual) == 2
 
 
 def test_no_boxes_are_wanted_unless_said(rng) -> None:

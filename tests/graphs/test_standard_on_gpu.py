@@ -98,11 +98,11 @@ def test_a_gpu_computes_what_numpy_does(case: Any, rng) -> None:
     assert item is not None
     on_gpu = [x if x is None or k in item.host else cupy.asarray(x) for k, x in enumerate(inputs)]
     n = COUNTS.get(op, 1)
-    for found, expected in zip(
+    for actual, expected in zip(
         results(op, *on_gpu, version=version, n=n, **attributes),
         results(op, *inputs, version=version, n=n, **attributes),
         strict=True,
     ):
-        assert isinstance(found, cupy.ndarray)
-        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-        np.testing.assert_allclose(found.get(), expected, rtol=2e-5, atol=2e-5)
+        assert isinstance(actual, cupy.ndarray)
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_allclose(actual.get(), expected, rtol=2e-5, atol=2e-5)

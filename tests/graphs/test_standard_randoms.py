@@ -32,19 +32,19 @@ def are_uniform(u: np.ndarray) -> bool:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16], ids=lambda d: d.__name__)
 def test_uniform_numbers(dtype: type) -> None:
     like = np.zeros((4, N // 4), dtype)
-    found = result("RandomUniformLike", like, low=-2.0, high=3.0)
-    assert (found.dtype, found.shape) == (dtype, like.shape)
-    assert found.min() >= -2
-    assert found.max() <= 3
+    actual = result("RandomUniformLike", like, low=-2.0, high=3.0)
+    assert (actual.dtype, actual.shape) == (dtype, like.shape)
+    assert actual.min() >= -2
+    assert actual.max() <= 3
     if dtype != np.float16:  # which has few numbers
-        assert are_uniform((found.astype(np.float64) + 2) / 5)
+        assert are_uniform((actual.astype(np.float64) + 2) / 5)
     kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     assert result("RandomUniform", shape=[3, 5], dtype=kind).dtype == dtype
 
 
 def test_normal_numbers_and_their_neighbours() -> None:
-    found = result("RandomNormal", shape=[N], mean=1.0, scale=2.0, dtype=11)
-    standard = (found - 1) / 2
+    actual = result("RandomNormal", shape=[N], mean=1.0, scale=2.0, dtype=11)
+    standard = (actual - 1) / 2
     shares = np.array([(1 + math.erf(x / math.sqrt(2))) / 2 for x in standard])
     assert are_uniform(shares)
     near = standard[1:] * standard[:-1]  # of mean 0 and deviation 1, if they do not depend
@@ -55,19 +55,19 @@ def test_normal_numbers_and_their_neighbours() -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.75, 1.0])
 def test_ones_come_as_often_as_said(p: float) -> None:
-    found = result("Bernoulli", np.full(N, p), dtype=9)
-    assert found.dtype == bool
+    actual = result("Bernoulli", np.full(N, p), dtype=9)
+    assert actual.dtype == bool
     deviation = math.sqrt(p * (1 - p) * N)
-    assert abs(found.sum() - p * N) <= 6.5 * deviation
+    assert abs(actual.sum() - p * N) <= 6.5 * deviation
 
 
 def test_classes_come_as_often_as_said(rng) -> None:
     x = rng.uniform(-2, 2, (3, 5))
     x[1, 2] = -np.inf
-    found = result("Multinomial", x, sample_size=N, dtype=7)
-    assert (found.dtype, found.shape) == (np.int64, (3, N))
+    actual = result("Multinomial", x, sample_size=N, dtype=7)
+    assert (actual.dtype, actual.shape) == (np.int64, (3, N))
     p = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
-    counts = np.stack([np.bincount(row, minlength=5) for row in found])
+    counts = np.stack([np.bincount(row, minlength=5) for row in actual])
     assert counts[1, 2] == 0
     assert (np.abs(counts - p * N) <= 6.5 * np.sqrt(p * (1 - p) * N)).all()
 

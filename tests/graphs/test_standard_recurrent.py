@@ -65,8 +65,8 @@ def test_layers_are_those_of_torch(kind: str, direction: str, layout: int, rng) 
     if layout:
         a |= {name: a[name].swapaxes(0, 1) for name in "xhc"}
         exact = [exact[0].transpose(2, 0, 1, 3), *[end.swapaxes(0, 1) for end in exact[1:]]]
-    found = outputs(kind, a, lengths, direction=direction, layout=layout, **attributes)
-    for one, other in zip(found, exact, strict=True):
+    actual = outputs(kind, a, lengths, direction=direction, layout=layout, **attributes)
+    for one, other in zip(actual, exact, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
@@ -148,14 +148,14 @@ def test_layers_follow_their_equations(case: Any, direction: str, rng) -> None:
         values = [numbers[m][k] for m, t in zip(names * n, takes, strict=True) if key in t]
         if values:
             attributes[f"activation_{key}"] = values
-    found = outputs(kind, a, lengths, **attributes)
+    actual = outputs(kind, a, lengths, **attributes)
     for d in range(n):
         for i, length in enumerate(lengths):
             order = range(length)
             order = order[::-1] if direction == "reverse" or d else order
             y, *ends = by_equations(kind, a, d, i, order, functions=functions, **options)
-            np.testing.assert_allclose(found[0][:, d, i], y, rtol=1e-6, atol=1e-7)
-            for one, other in zip(found[1:], ends, strict=False):
+            np.testing.assert_allclose(actual[0][:, d, i], y, rtol=1e-6, atol=1e-7)
+            for one, other in zip(actual[1:], ends, strict=False):
                 np.testing.assert_allclose(one[d, i], other, rtol=1e-6, atol=1e-7)
 
 
@@ -163,26 +163,26 @@ def test_layers_follow_their_equations(case: Any, direction: str, rng) -> None:
 def test_what_is_left_out_is_zero(kind: str, rng) -> None:
     a = layer(kind, "forward", rng)
     whole = {**a, **{name: np.zeros_like(a[name]) for name in "bhcp"}}
-    found = outputs(kind, {name: a[name] for name in "xwr"}, hidden_size=H)
-    for one, other in zip(found, outputs(kind, whole), strict=True):
+    actual = outputs(kind, {name: a[name] for name in "xwr"}, hidden_size=H)
+    for one, other in zip(actual, outputs(kind, whole), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("kind", GATES)
 def test_half_types_are_computed_in_float32(kind: str, rng) -> None:
     a = {n: x.astype(np.float16) for n, x in layer(kind, "bidirectional", rng).items()}
-    found = outputs(kind, a, direction="bidirectional")
+    actual = outputs(kind, a, direction="bidirectional")
     wide = outputs(kind, {n: x.astype(np.float32) for n, x in a.items()}, direction="bidirectional")
-    for one, other in zip(found, wide, strict=True):
+    for one, other in zip(actual, wide, strict=True):
         np.testing.assert_array_equal(one, other.astype(np.float16))
 
 
 @pytest.mark.parametrize("kind", GATES)
 def test_no_steps_leave_the_states(kind: str, rng) -> None:
     a = layer(kind, "forward", rng)
-    found = outputs(kind, {**a, "x": a["x"][:0]})
-    assert found[0].shape == (0, 1, B, H)
-    np.testing.assert_array_equal(found[1], a["h"])
+    actual = outputs(kind, {**a, "x": a["x"][:0]})
+    assert actual[0].shape == (0, 1, B, H)
+    np.testing.assert_array_equal(actual[1], a["h"])
 
 
 @pytest.mark.parametrize(

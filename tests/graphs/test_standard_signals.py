@@ -36,15 +36,15 @@ def test_spectra_by_their_sums(n: int | None, axis: int, rng) -> None:
     length = None if n is None else np.array(n)
     for factor, inverse in ((turns, 0), (turns.conj() / m, 1)):
         exact = np.moveaxis(cut @ factor, -1, place)
-        found = result("DFT", pairs(x), length, np.array(axis), inverse=inverse)
-        np.testing.assert_allclose(found, pairs(exact), rtol=1e-9, atol=1e-9)
+        actual = result("DFT", pairs(x), length, np.array(axis), inverse=inverse)
+        np.testing.assert_allclose(actual, pairs(exact), rtol=1e-9, atol=1e-9)
     exact = np.moveaxis(cut.real @ turns, -1, place)
-    found = result("DFT", x.real[..., None], length, np.array(axis))
-    np.testing.assert_allclose(found, pairs(exact), rtol=1e-9, atol=1e-9)
+    actual = result("DFT", x.real[..., None], length, np.array(axis))
+    np.testing.assert_allclose(actual, pairs(exact), rtol=1e-9, atol=1e-9)
     half = np.take(exact, range(m // 2 + 1), place)
-    found = result("DFT", x.real[..., None], length, np.array(axis), onesided=1)
-    np.testing.assert_allclose(found, pairs(half), rtol=1e-9, atol=1e-9)
-    back = result("DFT", found, np.array(m), np.array(axis), onesided=1, inverse=1)
+    actual = result("DFT", x.real[..., None], length, np.array(axis), onesided=1)
+    np.testing.assert_allclose(actual, pairs(half), rtol=1e-9, atol=1e-9)
+    back = result("DFT", actual, np.array(m), np.array(axis), onesided=1, inverse=1)
     np.testing.assert_allclose(back[..., 0], np.moveaxis(cut.real, -1, place), atol=1e-12)
 
 
@@ -84,13 +84,13 @@ def test_short_spectra_are_those_of_torch(onesided: int, has_window: bool, rng) 
         center=False, onesided=bool(onesided), return_complex=True,
     )  # fmt: skip
     inputs = (np.array(3), window if has_window else None, None if has_window else np.array(8))
-    found = result("STFT", x[..., None], *inputs, onesided=onesided)
-    np.testing.assert_allclose(found, pairs(exact.numpy().swapaxes(1, 2)), atol=1e-12)
+    actual = result("STFT", x[..., None], *inputs, onesided=onesided)
+    np.testing.assert_allclose(actual, pairs(exact.numpy().swapaxes(1, 2)), atol=1e-12)
     complex_signal = pairs(x + 1j * x[::-1])
-    found = result("STFT", complex_signal, *inputs, onesided=0)
+    actual = result("STFT", complex_signal, *inputs, onesided=0)
     frames = np.stack([(x + 1j * x[::-1])[:, k : k + 8] for k in range(0, 23, 3)], axis=1)
     frames = frames * window if has_window else frames
-    np.testing.assert_allclose(found, pairs(np.fft.fft(frames)), atol=1e-12)
+    np.testing.assert_allclose(actual, pairs(np.fft.fft(frames)), atol=1e-12)
 
 
 def test_frames_that_do_not_fit_are_refused(rng) -> None:
@@ -114,8 +114,8 @@ def test_windows_are_those_of_torch(periodic: int, n: int) -> None:
         "BlackmanWindow": torch.blackman_window(n, **options),
     }
     for name, window in exact.items():
-        found = result(name, np.array(n), periodic=periodic, output_datatype=11)
-        np.testing.assert_allclose(found, window, atol=1e-12)
+        actual = result(name, np.array(n), periodic=periodic, output_datatype=11)
+        np.testing.assert_allclose(actual, window, atol=1e-12)
         assert result(name, np.array(n), periodic=periodic).dtype == F
 
 
@@ -183,12 +183,12 @@ def test_adam_by_its_formulas(rng) -> None:
     x, g, v, h = (rng.uniform(0.5, 1, 4) for _ in range(4))
     options = {"norm_coefficient": 0.25, "norm_coefficient_post": 0.125, "epsilon": 0.5}
     for t in (0, 3):
-        found = stepped("Adam", 0.1, t, [x, g, v, h], 3, alpha=0.5, beta=0.875, **options)
+        actual = stepped("Adam", 0.1, t, [x, g, v, h], 3, alpha=0.5, beta=0.875, **options)
         whole = 0.25 * x + g
         new_v, new_h = 0.5 * v + 0.5 * whole, 0.875 * h + 0.125 * whole**2
         rate = 0.1 * np.sqrt(1 - 0.875**t) / (1 - 0.5**t) if t else 0.1
         new = (1 - 0.125) * (x - rate * new_v / (np.sqrt(new_h) + 0.5))
-        for one, other in zip(found, (new, new_v, new_h), strict=True):
+        for one, other in zip(actual, (new, new_v, new_h), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
@@ -210,8 +210,8 @@ def test_features_of_classical_models(rng) -> None:
     x = rng.standard_normal((3, 5))
     node = helper.make_node("ArrayFeatureExtractor", ["x", "i"], ["y"], domain="ai.onnx.ml")
     for row, places in ((x, [4, 0, 0]), (x[0], [1])):
-        found = cto.onnx.call(node, [row, np.array([places])])[0]
-        np.testing.assert_array_equal(found, np.atleast_2d(row[..., places]))
+        actual = cto.onnx.call(node, [row, np.array([places])])[0]
+        np.testing.assert_array_equal(actual, np.atleast_2d(row[..., places]))
     node = helper.make_node("Binarizer", ["x"], ["y"], domain="ai.onnx.ml", threshold=0.25)
     np.testing.assert_array_equal(cto.onnx.call(node, [x])[0], x > 0.25)
 
@@ -224,16 +224,16 @@ def test_features_of_classical_models(rng) -> None:
 def test_wide_windows_are_those_of_torch(mode: str, size: tuple[int, int], rng) -> None:
     x = rng.standard_normal((1, 2, 9, 11))
     attributes = {"antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5}
-    found = result("Resize", x, None, None, np.array([1, 2, *size]), mode=mode, **attributes)
+    actual = result("Resize", x, None, None, np.array([1, 2, *size]), mode=mode, **attributes)
     exact = torch.nn.functional.interpolate(torch.tensor(x), size, mode="bi" + mode, antialias=True)
-    np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(actual, exact, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_wide_windows_keep_what_is_the_same_everywhere(mode: str) -> None:
     x = np.full((1, 1, 9, 11), 3.0)
-    found = result("Resize", x, None, None, np.array([1, 1, 4, 3]), mode=mode, antialias=1)
-    np.testing.assert_allclose(found, np.full((1, 1, 4, 3), 3.0), rtol=1e-12)
+    actual = result("Resize", x, None, None, np.array([1, 1, 4, 3]), mode=mode, antialias=1)
+    np.testing.assert_allclose(actual, np.full((1, 1, 4, 3), 3.0), rtol=1e-12)
 
 
 def test_a_crop_of_one_pixel_is_its_middle() -> None:
@@ -253,13 +253,13 @@ def test_crops_are_those_of_the_reference(mode: str, by_scales: bool, rng) -> No
     attributes = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": mode}
     attributes |= {"extrapolation_value": 7.0}
     if by_scales:  # whose lengths the reference takes for those of the whole image
-        found = result("Resize", x, *inputs, **attributes)
-        assert found.shape == (1, 1, 4, 8)
+        actual = result("Resize", x, *inputs, **attributes)
+        assert actual.shape == (1, 1, 4, 8)
         return
-    found = result("Resize", x, *inputs, **attributes)
+    actual = result("Resize", x, *inputs, **attributes)
     (exact,) = expected("Resize", x, *inputs, **attributes)
-    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-6)
-    assert (found == 7).any()
+    np.testing.assert_allclose(actual, exact, rtol=1e-5, atol=1e-6)
+    assert (actual == 7).any()
     with pytest.raises(cto.ArgumentError, match="roi: expected 8 numbers, got 0"):
         result("Resize", x, None, None, sizes, **attributes)
 
@@ -269,8 +269,8 @@ def test_a_shape_keeps_its_proportions(policy: str, shape: tuple[int, int], rng)
     """9 x 17 for 6 x 7: 7 / 17 and 6 / 9 are the scales."""
     x = rng.standard_normal((2, 9, 17))
     sizes = np.array([6, 7])
-    found = result("Resize", x, None, None, sizes, axes=[1, 2], keep_aspect_ratio_policy=policy)
-    assert found.shape == (2, *shape)
+    actual = result("Resize", x, None, None, sizes, axes=[1, 2], keep_aspect_ratio_policy=policy)
+    assert actual.shape == (2, *shape)
 
 
 def test_whole_numbers_have_no_values_between(rng) -> None:

@@ -20,13 +20,13 @@ def test_shifts_are_those_of_whole_numbers(dtype: np.dtype, direction: str, rng)
     info, n = np.iinfo(dtype), 8 * dtype.itemsize
     x = rng.integers(info.min, info.max, (5, 1), dtype, endpoint=True)
     y = np.array([0, 1, n - 1, n, n + 3, *([-1, -n] if dtype.kind == "i" else [])], dtype)
-    found = result("BitShift", x, y, direction=direction)
-    assert found.dtype == dtype
+    actual = result("BitShift", x, y, direction=direction)
+    assert actual.dtype == dtype
     for i, a in enumerate(map(int, x[:, 0])):
         for j, b in enumerate(map(int, y)):
             by = b if 0 <= b < n else n
             exact = a << by if direction == "LEFT" else a >> by
-            assert int(found[i, j]) % 2**n == exact % 2**n, (a, b)
+            assert int(actual[i, j]) % 2**n == exact % 2**n, (a, b)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
@@ -38,8 +38,8 @@ def test_bitwise_operators(dtype: np.dtype, rng) -> None:
 
 def test_bits_of_another_type(rng) -> None:
     x = rng.standard_normal((3, 4)).astype(np.float32)
-    found = result("BitCast", x.T, version=26, to=6)
-    np.testing.assert_array_equal(found, x.view(np.int32).T)
+    actual = result("BitCast", x.T, version=26, to=6)
+    np.testing.assert_array_equal(actual, x.view(np.int32).T)
     with pytest.raises(cto.DtypeError, match="expected as many bits as float32, got int64"):
         result("BitCast", x, version=26, to=7)
 
@@ -48,10 +48,10 @@ def test_bits_of_another_type(rng) -> None:
 @pytest.mark.parametrize("reverse", [0, 1])
 def test_products_along_an_axis(exclusive: int, reverse: int, rng) -> None:
     x = rng.uniform(-2, 2, (3, 5))
-    found = result("CumProd", x, np.array(-1), version=26, exclusive=exclusive, reverse=reverse)
+    actual = result("CumProd", x, np.array(-1), version=26, exclusive=exclusive, reverse=reverse)
     for j in range(5):
         part = x[:, j + exclusive :] if reverse else x[:, : j + 1 - exclusive]
-        np.testing.assert_allclose(found[:, j], part.prod(axis=1), rtol=1e-12)
+        np.testing.assert_allclose(actual[:, j], part.prod(axis=1), rtol=1e-12)
     empty = result("CumProd", x[:, :0], np.array(1), version=26, exclusive=exclusive)
     assert empty.shape == (3, 0)
 
@@ -61,8 +61,8 @@ def test_compressed_slices(axis: int | None, rng) -> None:
     x = rng.standard_normal((3, 4, 2))
     condition = rng.integers(0, 2, 2).astype(bool)
     attributes = {} if axis is None else {"axis": axis}
-    found = result("Compress", x, condition, **attributes)
-    np.testing.assert_array_equal(found, np.compress(condition, x, axis))
+    actual = result("Compress", x, condition, **attributes)
+    np.testing.assert_array_equal(actual, np.compress(condition, x, axis))
     with pytest.raises(cto.ArgumentError, match="condition: expected at most"):
         result("Compress", x, np.ones(25, bool), **attributes)
 
@@ -132,13 +132,13 @@ def test_a_cache_takes_updates_at_its_starts(mode: str, axis: int, rng) -> None:
     cache, update = rng.standard_normal((2, 5, 5, 3)), rng.standard_normal((2, 5, 5, 3))
     part = update[:, :, :2] if axis == -2 else update[:, :2]
     starts = np.array([3, 0 if mode == "linear" else 4])
-    found = result("TensorScatter", cache, part, starts, mode=mode, axis=axis)
+    actual = result("TensorScatter", cache, part, starts, mode=mode, axis=axis)
     exact = cache.copy()
     rows, new = np.moveaxis(exact, axis, 1), np.moveaxis(part, axis, 1)
     for i in range(2):
         for k in range(2):
             rows[i, (starts[i] + k) % 5] = new[i, k]
-    np.testing.assert_array_equal(found, exact)
+    np.testing.assert_array_equal(actual, exact)
     if mode == "linear":
         with pytest.raises(cto.ArgumentError, match="write_indices: expected from 0 to 3, got 4"):
             result("TensorScatter", cache, part, np.array([4, 0]), axis=axis)
@@ -155,8 +155,8 @@ def test_early_sums_broadcast_as_they_say(shape, axis, as_now, rng) -> None:
     x, y = rng.standard_normal((2, 3, 4, 5)), rng.standard_normal(shape)
     attributes = {} if axis is None else {"axis": axis}
     for op, exact in (("Add", x + y.reshape(as_now)), ("Div", x / y.reshape(as_now))):
-        found = result(op, x, y, version=6, broadcast=1, **attributes)
-        np.testing.assert_allclose(found, exact)
+        actual = result(op, x, y, version=6, broadcast=1, **attributes)
+        np.testing.assert_allclose(actual, exact)
         with pytest.raises(cto.ArgumentError, match="broadcast is 0"):
             result(op, x, y, version=6)
 
@@ -172,11 +172,11 @@ def test_early_arrays_that_do_not_fit_are_refused(rng) -> None:
 @pytest.mark.parametrize("axis", [0, 1, 2, 3, -1])
 def test_an_early_hardmax_is_over_all_dimensions_behind(axis: int, rng) -> None:
     x = rng.integers(0, 3, (2, 3, 4)).astype(np.float32)
-    found = result("Hardmax", x, version=11, axis=axis)
+    actual = result("Hardmax", x, version=11, axis=axis)
     rows = x.reshape(int(np.prod(x.shape[:axis])), -1)
     exact = np.zeros_like(rows)
     exact[np.arange(len(rows)), rows.argmax(axis=1)] = 1
-    np.testing.assert_array_equal(found, exact.reshape(x.shape))
+    np.testing.assert_array_equal(actual, exact.reshape(x.shape))
 
 
 def test_early_slopes_and_statistics_are_by_channel(rng) -> None:
@@ -184,9 +184,9 @@ def test_early_slopes_and_statistics_are_by_channel(rng) -> None:
     exact = np.where(x < 0, slope[:, None] * x, x)
     np.testing.assert_array_equal(result("PRelu", x, slope, version=6), exact)
     four = [rng.uniform(1, 2, 3) for _ in range(4)]
-    found = result("BatchNormalization", x, *four, version=6, is_test=1)
+    actual = result("BatchNormalization", x, *four, version=6, is_test=1)
     scale, bias, mean, var = (a[:, None] for a in four)
-    np.testing.assert_allclose(found, (x - mean) / np.sqrt(var + 1e-5) * scale + bias)
+    np.testing.assert_allclose(actual, (x - mean) / np.sqrt(var + 1e-5) * scale + bias)
     for training in ({}, {"is_test": 0}):
         with pytest.raises(cto.ArgumentError, match="is_test"):
             result("BatchNormalization", x, *four, version=6, **training)
@@ -196,7 +196,7 @@ def test_early_slopes_and_statistics_are_by_channel(rng) -> None:
 def test_early_enlargements(mode: str, rng) -> None:
     x = rng.standard_normal((1, 2, 3, 4))
     scales = np.array([1, 1, 2, 3], np.float32)
-    found = result("Upsample", x, scales, version=9, mode=mode)
+    actual = result("Upsample", x, scales, version=9, mode=mode)
     by_attribute = result("Upsample", x, version=7, mode=mode, scales=[1.0, 1.0, 2.0, 3.0])
     for a, scale in ((2, 2), (3, 3)):
         place = np.arange(x.shape[a] * scale) / scale
@@ -208,5 +208,5 @@ def test_early_enlargements(mode: str, rng) -> None:
             t = (place - low).reshape(each)
             high = np.minimum(low + 1, x.shape[a] - 1)
             x = np.take(x, low, a) * (1 - t) + np.take(x, high, a) * t
-    np.testing.assert_allclose(found, x)
-    np.testing.assert_array_equal(found, by_attribute)
+    np.testing.assert_allclose(actual, x)
+    np.testing.assert_array_equal(actual, by_attribute)

@@ -43,8 +43,8 @@ def test_constants_are_read_whatever_shares_a_byte(name: str, raw: bool, n: int,
     node = helper.make_node("Cast", ["w"], ["y"], to=1)
     graph = helper.make_graph([node], "g", [], [onnx.ValueInfoProto(name="y")], [tensor])
     imports = [helper.make_opsetid("", 25)]
-    found = cto.onnx.Session(helper.make_model(graph, opset_imports=imports)).run({})["y"]
-    np.testing.assert_array_equal(found, values.astype(F))
+    actual = cto.onnx.Session(helper.make_model(graph, opset_imports=imports)).run({})["y"]
+    np.testing.assert_array_equal(actual, values.astype(F))
     for damaged in (tensor.raw_data[:-1], tensor.raw_data + b"0") if raw else ():
         tensor.raw_data = damaged
         with pytest.raises(cto.ArgumentError, match=r"expected \d bytes for shape"):
@@ -63,8 +63,8 @@ def test_constants_beside_a_model_are_read(name: str, rng, tmp_path) -> None:
         ("length", str(len(tensor.raw_data))),
     ):
         outside.external_data.add(key=key, value=value)
-    found = cto.onnx.models.array_of(outside, tmp_path)
-    np.testing.assert_array_equal(found.astype(F), values.astype(F))
+    actual = cto.onnx.models.array_of(outside, tmp_path)
+    np.testing.assert_array_equal(actual.astype(F), values.astype(F))
 
 
 @pytest.mark.parametrize("name", FLOATS_8)
@@ -77,21 +77,21 @@ def test_a_number_becomes_the_nearest_float_of_8_bits(name, saturate, dtype, rng
     x = np.concatenate([rng.uniform(-1, 1, 200) * most, rng.standard_normal(200) / 50])
     ends = [0, most, -most, 1.01 * most, most / 3, 1e-9]
     x = np.concatenate([x, ends]).astype(dtype)
-    found = result("Cast", x, to=ROWS[name].onnx, saturate=saturate).astype(np.float64)
+    actual = result("Cast", x, to=ROWS[name].onnx, saturate=saturate).astype(np.float64)
     finite = np.unique(numbers[np.isfinite(numbers)])
-    for a, b in zip(x.astype(np.float64), found, strict=True):
+    for a, b in zip(x.astype(np.float64), actual, strict=True):
         distance = np.abs(finite - a)
         assert np.abs(b - a) == distance.min(), (a, b)
     with np.errstate(over="ignore"):  # in float16
         beyond = np.array([4 * most, -4 * most, np.inf, -np.inf, np.nan]).astype(dtype)
-    found = result("Cast", beyond, to=ROWS[name].onnx, saturate=saturate).astype(np.float64)
-    assert np.isnan(found[4])
+    actual = result("Cast", beyond, to=ROWS[name].onnx, saturate=saturate).astype(np.float64)
+    assert np.isnan(actual[4])
     if saturate:
-        np.testing.assert_array_equal(found[:4], [most, -most] * 2)
+        np.testing.assert_array_equal(actual[:4], [most, -most] * 2)
     elif name == "float8e5m2":
-        np.testing.assert_array_equal(found[:4], [np.inf, -np.inf] * 2)
+        np.testing.assert_array_equal(actual[:4], [np.inf, -np.inf] * 2)
     else:
-        assert np.isnan(found).all()
+        assert np.isnan(actual).all()
 
 
 @pytest.mark.parametrize("name", TORCH)
@@ -100,8 +100,8 @@ def test_floats_of_8_bits_are_those_of_torch(name: str, rng) -> None:
     x = (rng.standard_normal(500) * 10.0 ** rng.integers(-6, 5, 500)).astype(F)
     x = np.clip(x, -448, 448)  # for what is beyond, PyTorch's versions differ
     exact = torch.tensor(x).to(getattr(torch, TORCH[name])).to(torch.float32)
-    found = result("Cast", x, to=ROWS[name].onnx, saturate=0)
-    np.testing.assert_array_equal(found.astype(F), exact)
+    actual = result("Cast", x, to=ROWS[name].onnx, saturate=0)
+    np.testing.assert_array_equal(actual.astype(F), exact)
 
 
 @pytest.mark.parametrize("name", [*FLOATS_8, "float4e2m1"])
@@ -112,8 +112,8 @@ def test_a_number_of_float64_is_rounded_once(name: str) -> None:
     middle = (numbers[1:] + numbers[:-1]) / 2
     near = np.abs(middle) * 2.0**-40
     for x, exact in ((middle + near, numbers[1:]), (middle - near, numbers[:-1])):
-        found = result("Cast", x[near > 0], to=ROWS[name].onnx)
-        np.testing.assert_array_equal(found.astype(np.float64), exact[near > 0])
+        actual = result("Cast", x[near > 0], to=ROWS[name].onnx)
+        np.testing.assert_array_equal(actual.astype(np.float64), exact[near > 0])
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_a_number_of_float64_is_rounded_once(name: str) -> None:
 )
 def test_powers_of_two(mode: str, exact: list[int]) -> None:
     x = np.array([4, 5.9, 6, 7], F)
-    found = result("Cast", x, to=24, round_mode=mode)
-    np.testing.assert_array_equal(found.astype(F), exact)
+    actual = result("Cast", x, to=24, round_mode=mode)
+    np.testing.assert_array_equal(actual.astype(F), exact)
     ends = np.array([np.inf, 1e300, 2.0**-140, 0, np.nan, -1])
-    found = result("Cast", ends, to=24, round_mode=mode).astype(np.float64)
-    np.testing.assert_array_equal(found[:4], [2.0**127] * 2 + [2.0**-127] * 2)
-    assert np.isnan(found[4:]).all()
+    actual = result("Cast", ends, to=24, round_mode=mode).astype(np.float64)
+    np.testing.assert_array_equal(actual[:4], [2.0**127] * 2 + [2.0**-127] * 2)
+    assert np.isnan(actual[4:]).all()
     assert np.isnan(result("Cast", ends, to=24, saturate=0, round_mode=mode).astype(F)).all()
 
 
@@ -136,18 +136,18 @@ def test_numbers_come_back_as_they_are(name: str, other: str) -> None:
     numbers = all_of(name)
     wide = numbers.astype(np.float64)
     numbers = numbers[np.isfinite(wide) & (np.abs(wide) < 6e4)]
-    found = result("CastLike", numbers, np.zeros(1, other))
-    np.testing.assert_array_equal(found, numbers.astype(np.float64).astype(other))
-    again = result("CastLike", found, numbers[:1])
+    actual = result("CastLike", numbers, np.zeros(1, other))
+    np.testing.assert_array_equal(actual, numbers.astype(np.float64).astype(other))
+    again = result("CastLike", actual, numbers[:1])
     if other.startswith("float") and name != "float8e8m0":
         np.testing.assert_array_equal(again.view(np.uint8), numbers.view(np.uint8))
 
 
 def test_bits_are_those_of_integers_of_4_bits() -> None:
     numbers = all_of("uint4")
-    found = result("BitCast", numbers, version=26, to=22)
-    np.testing.assert_array_equal(found.astype(int), [*range(8), *range(-8, 0)])
-    back = result("BitCast", found, version=26, to=21)
+    actual = result("BitCast", numbers, version=26, to=22)
+    np.testing.assert_array_equal(actual.astype(int), [*range(8), *range(-8, 0)])
+    back = result("BitCast", actual, version=26, to=21)
     np.testing.assert_array_equal(back.astype(int), range(16))
 
 
@@ -158,7 +158,7 @@ def test_bits_are_those_of_integers_of_4_bits() -> None:
         "float[2] x) => (int4[2] y) { y = Cast <to=22> (x) }",
     ],
 )
-def test_a_device_is_not_given_what_numpy_alone_has(text: str) -> None:
+def test_a_device_refuses_what_numpy_alone_has(text: str) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g ({text}')
     cto.onnx.Session(model)
     with pytest.raises(cto.ArgumentError, match="need NumPy"):
@@ -189,16 +189,16 @@ def test_quantized_numbers_by_whole_numbers(name: str, form: str, rng) -> None:
     x = (rng.integers(-9, 9, (3, 4, 5)) / 2 * rng.choice([1, most], (3, 4, 5))).astype(F)
     scale = (2.0 ** rng.integers(-1, 2, shape)).astype(F)
     zero = rng.integers(least, most, shape, endpoint=True)
-    found = result("QuantizeLinear", x, scale, zero.astype(dtype_of(name)), **attributes)
+    actual = result("QuantizeLinear", x, scale, zero.astype(dtype_of(name)), **attributes)
     scales, zeros = scale, zero
     if form == "axis":
         scales, zeros = scale[:, None], zero[:, None]
     if form == "blocks":
         scales, zeros = (np.repeat(a, 3, 1)[:, :4] for a in (scale, zero))
     exact = np.clip(np.round(x.astype(np.float64) / scales) + zeros, least, most)
-    assert found.dtype == dtype_of(name)
-    np.testing.assert_array_equal(found.astype(np.int64), exact)
-    back = result("DequantizeLinear", found, scale, zero.astype(dtype_of(name)), **attributes)
+    assert actual.dtype == dtype_of(name)
+    np.testing.assert_array_equal(actual.astype(np.int64), exact)
+    back = result("DequantizeLinear", actual, scale, zero.astype(dtype_of(name)), **attributes)
     assert back.dtype == F
     np.testing.assert_array_equal(back, (exact - zeros) * scales)
 
@@ -209,22 +209,24 @@ def test_the_scale_says_how_exact_a_quotient_is() -> None:
     rough, exact = [2048, 2052], [2049, 2051]
     np.testing.assert_array_equal(result("QuantizeLinear", x, np.float16(1), zero), rough)
     np.testing.assert_array_equal(result("QuantizeLinear", x, F(1), zero), exact)
-    found = result("QuantizeLinear", x, F(1), zero, precision=10)
-    np.testing.assert_array_equal(found, rough)
-    found = result("QuantizeLinear", x, np.float16(1), zero, precision=1)
-    np.testing.assert_array_equal(found, exact)
-    found = result("QuantizeLinear", np.array([6152], F), np.float16(3), zero)
-    np.testing.assert_array_equal(found, [2050])  # 2050.67 of float16
+    actual = result("QuantizeLinear", x, F(1), zero, precision=10)
+    np.testing.assert_array_equal(actual, rough)
+    actual = result("QuantizeLinear", x, np.float16(1), zero, precision=1)
+    np.testing.assert_array_equal(actual, exact)
+    actual = result("QuantizeLinear", np.array([6152], F), np.float16(3), zero)
+    np.testing.assert_array_equal(actual, [2050])  # 2050.67 of float16
 
 
 @pytest.mark.parametrize("name", [*FLOATS_8, "float4e2m1"])
 def test_quantized_floats(name: str, rng) -> None:
     x = rng.uniform(-3, 3, (2, 3)).astype(F)
-    found = result("QuantizeLinear", x, F(0.5), output_dtype=ROWS[name].onnx)
-    np.testing.assert_array_equal(found.view(np.uint8), (2 * x).astype(found.dtype).view(np.uint8))
-    back = result("DequantizeLinear", found, F(0.5), output_dtype=10)
+    actual = result("QuantizeLinear", x, F(0.5), output_dtype=ROWS[name].onnx)
+    np.testing.assert_array_equal(
+        actual.view(np.uint8), (2 * x).astype(actual.dtype).view(np.uint8)
+    )
+    back = result("DequantizeLinear", actual, F(0.5), output_dtype=10)
     assert back.dtype == np.float16
-    np.testing.assert_array_equal(back, found.astype(F) / 2)
+    np.testing.assert_array_equal(back, actual.astype(F) / 2)
 
 
 @pytest.mark.parametrize(
@@ -260,9 +262,9 @@ def test_products_of_codes_are_whole(kinds: tuple[str, str], rng) -> None:
     a, b = (drawn(rng, s, k) for s, k in zip(((2, 3, 70), (2, 70, 5)), kinds, strict=True))
     a_zero, b_zero = drawn(rng, (2, 3, 1), kinds[0]), drawn(rng, 5, kinds[1])
     exact = (a.astype(int) - a_zero) @ (b.astype(int) - b_zero)
-    found = result("MatMulInteger", a, b, a_zero, b_zero)
-    assert found.dtype == np.int32
-    np.testing.assert_array_equal(found, exact)
+    actual = result("MatMulInteger", a, b, a_zero, b_zero)
+    assert actual.dtype == np.int32
+    np.testing.assert_array_equal(actual, exact)
     np.testing.assert_array_equal(result("MatMulInteger", a, b), a.astype(int) @ b.astype(int))
     by_row = drawn(rng, 3, kinds[0])
     exact = (a[0].astype(int) - by_row[:, None]) @ b[0].astype(int)
@@ -292,10 +294,10 @@ def test_quantized_products_and_convolutions(kind: str, has_many: bool, rng) -> 
     zeros = [drawn(rng, (), kind) for _ in "aby"]
     a_scale, b_scale = F(0.5), (2.0 ** rng.integers(-3, 1, 5)).astype(F) if has_many else F(0.25)
     b_zero = drawn(rng, 5, kind) if has_many else zeros[1]
-    found = result("QLinearMatMul", a, a_scale, zeros[0], b, b_scale, b_zero, F(16), zeros[2])
+    actual = result("QLinearMatMul", a, a_scale, zeros[0], b, b_scale, b_zero, F(16), zeros[2])
     whole = (a.astype(int) - int(zeros[0])) @ (b.astype(int) - b_zero.astype(int))
     exact = np.clip(np.round(whole * (0.5 * b_scale / 16)) + int(zeros[2]), info.min, info.max)
-    np.testing.assert_array_equal(found, exact)
+    np.testing.assert_array_equal(actual, exact)
 
     x, w = drawn(rng, (2, 4, 7, 6), kind), drawn(rng, (6, 2, 3, 2), kind)
     w_zero = drawn(rng, 6, kind) if has_many else zeros[1]
@@ -312,14 +314,14 @@ def test_quantized_products_and_convolutions(kind: str, has_many: bool, rng) -> 
     plain = result("ConvInteger", x, w, zeros[0], w_zero, **attributes)
     assert plain.dtype == np.int32
     np.testing.assert_array_equal(plain, whole)
-    found = result(
+    actual = result(
         "QLinearConv", x, F(0.5), zeros[0], w, w_scale, w_zero, F(16), zeros[2], bias, **attributes
     )
     scales = np.reshape(0.5 * w_scale / 16, (-1, 1, 1))
     quotient = (whole + bias[:, None, None]) * scales
     exact = np.clip(np.round(quotient) + int(zeros[2]), info.min, info.max)
-    assert found.dtype == x.dtype
-    np.testing.assert_array_equal(found, exact)
+    assert actual.dtype == x.dtype
+    np.testing.assert_array_equal(actual, exact)
 
 
 def test_other_codes_than_bytes_are_refused() -> None:

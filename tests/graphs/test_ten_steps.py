@@ -25,20 +25,20 @@ def answers_of(name: str) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-def assert_close(found: Any, expected: np.ndarray, most: float, what: str) -> None:
+def assert_close(actual: Any, expected: np.ndarray, most: float, what: str) -> None:
     """Within a part of the largest element."""
-    found = np.asarray(found)
-    assert found.dtype == expected.dtype, what
-    assert found.shape == expected.shape, what
-    distance = np.abs(found.astype(np.float64) - expected).max()
+    actual = np.asarray(actual)
+    assert actual.dtype == expected.dtype, what
+    assert actual.shape == expected.shape, what
+    distance = np.abs(actual.astype(np.float64) - expected).max()
     assert distance <= most * np.abs(expected).max(), f"{what}: off by {distance}"
 
 
-def assert_arrays_close(found: Mapping[str, Any], answers: dict, kind: str, i: int) -> None:
+def assert_arrays_close(actual: Mapping[str, Any], answers: dict, kind: str, i: int) -> None:
     names = {key.removeprefix(f"{kind}/") for key in answers if key.startswith(f"{kind}/")}
     assert names
     for name in names:
-        assert_close(found[name], answers[f"{kind}/{name}"][i], OTHERS, f"{kind} {name}, step {i}")
+        assert_close(actual[name], answers[f"{kind}/{name}"][i], OTHERS, f"{kind} {name}, step {i}")
 
 
 def assert_agrees(name: str, run: Run, n_steps: int = 10) -> None:

@@ -230,7 +230,7 @@ def first_batch() -> tuple[np.ndarray, np.ndarray]:
     return answers["x"][0], answers["labels"][0]
 
 
-def test_outputs_beside_the_loss_are_kept() -> None:
+def test_outputs_beside_the_loss_stay() -> None:
     session, answers = opened()
     loss = session.step(answers["x"][0], labels=answers["labels"][0])
     assert list(session.outputs) == ["onnx::loss::2", "scores"]

@@ -8,8 +8,10 @@ import importlib
 from .builder import add_gradients as add_gradients
 from .modes import in_evaluation as in_evaluation
 from .modes import in_training as in_training
+from .nodes import with_gradients as with_gradients
 
 RULES_OF = (  # modules that fill the table
+    "control",
     "elementwise",
     "losses",
     "normalization",
@@ -20,6 +22,7 @@ RULES_OF = (  # modules that fill the table
     "reductions",
     "resizing",
     "sampling",
+    "sequences",
     "shapes",
     "signals",
 )

@@ -7,17 +7,26 @@ y_grad = 1, w_grad = sum(x y_grad)      nodes that are added, for w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ...dtypes import FLOAT32
+from ...dtypes import FLOAT32, Dtype
 from ...errors import ArgumentError, pass_on
+from ..bodies import expand
 from ..graph import Graph, Node, Problems
-from .rules import BOOL, RULES, STRAIGHT, UNDEFINED, ZERO, Rule, Site
-from .writer import Writer, is_real
+from ..writing import with_inferred
+from .rules import BOOL, BY_BODY, RULES, STRAIGHT, UNDEFINED, ZERO, Rule, Site
+from .writer import Writer, is_real, sum_of_sequences
 
 SUFFIX = "_grad"  # of the name of a value's gradient, as upstream has it
+
+
+def with_rules(graph: Graph) -> Graph:
+    """The graph with bodies in place of the nodes whose operators have no rule."""
+    known = (RULES.keys() | ZERO | UNDEFINED.keys()) - BY_BODY
+    expanded = expand(graph, lambda node: node.is_standard and node.op_type not in known)
+    return graph if expanded is graph else with_inferred(expanded)
 
 
 def add_gradients(
@@ -32,38 +41,55 @@ def add_gradients(
     parameters: the constants that may change, those of `names` or more. A value that the loss does
     not depend on has none. ArgumentError names all nodes on the way whose operator has no gradient.
     """
-    backward = _Backward(graph, names, {*names, *parameters}, model)
-    gradients = backward.run(loss)
-    return backward.writer.result(), {name: gradients[name] for name in names if name in gradients}
+    writer, places = Writer(graph, {*names, *parameters}), range(len(graph.nodes))
+    one = writer.constant(loss + SUFFIX, np.ones((), writer.types.get(loss, FLOAT32)))
+    gradients = add_products(writer, places, [(loss, one)], names, Problems(model))
+    return writer.result(), gradients
+
+
+def add_products(
+    writer: Writer,
+    places: Sequence[int],
+    seeds: Iterable[tuple[str, str]],
+    names: Sequence[str],
+    problems: Problems,
+) -> dict[str, str]:
+    """Add the gradients of the nodes at these places; their names by those of `names`.
+
+    seeds: values, each with the name of its own gradient.
+    """
+    gradients = _Backward(writer, places, names, problems).run(seeds)
+    return {name: gradients[name] for name in names if name in gradients}
 
 
 class _Backward:
-    """One pass from the loss to the parameters."""
+    """One pass from values with known gradients to others."""
 
     def __init__(
-        self, graph: Graph, names: Sequence[str], parameters: Collection[str], model: str
+        self, writer: Writer, places: Sequence[int], names: Sequence[str], problems: Problems
     ) -> None:
-        self.writer, self.problems = Writer(graph, parameters), Problems(model)
-        self.moving = _dependents(graph, names)
+        self._places = places
+        self.writer, self.problems = writer, problems
+        self.moving = dependents([writer.forward[i] for i in places], writer.types, names)
         self.parts: dict[str, list[str]] = {}  # of a value's gradient, to be added up
 
-    def run(self, loss: str) -> dict[str, str]:
+    def run(self, seeds: Iterable[tuple[str, str]]) -> dict[str, str]:
         """The names of gradients by value."""
-        dtype = self.writer.types.get(loss, FLOAT32)
-        self._refuse_without_rules(loss)
-        self.parts[loss] = [self.writer.constant(loss + SUFFIX, np.ones((), dtype))]
+        for name, gradient in seeds:
+            self.parts.setdefault(name, []).append(gradient)
+        self._refuse_without_rules()
         gradients: dict[str, str] = {}
-        for place in reversed(range(len(self.writer.forward))):
+        for place in reversed(self._places):
             self._node(place, gradients)
         self.problems.refuse()
         return gradients | {name: self._sum(name) for name in self.parts if name not in gradients}
 
-    def _refuse_without_rules(self, loss: str) -> None:
-        """Refuse a graph for all nodes at once between the loss and the parameters."""
-        reached = {loss}
-        for node in reversed(self.writer.forward):
+    def _refuse_without_rules(self) -> None:
+        """Refuse a graph for all nodes at once between the seeds and the parameters."""
+        reached = set(self.parts)
+        for node in (self.writer.forward[i] for i in reversed(self._places)):
             moving = self.moving.intersection(node.inputs)
-            if moving and not reached.isdisjoint(node.outputs):
+            if moving and not reached.intersection(node.outputs).isdisjoint(self.moving):
                 reached |= moving
                 try:
                     _rule_of(node)
@@ -77,7 +103,7 @@ class _Backward:
             if name in self.parts:
                 gradients[name] = self._sum(name)
         wanted = tuple(name in self.moving for name in node.inputs)
-        if not any(wanted) or not any(name in gradients for name in node.outputs):
+        if not any(wanted) or self.moving.intersection(node.outputs).isdisjoint(gradients):
             return
         try:
             dys = [gradients.get(name, "") for name in node.outputs]
@@ -100,27 +126,31 @@ class _Backward:
         parts = self.parts[name]
         if len(parts) == 1:
             return parts[0]
+        if name in self.writer.sequences:
+            return sum_of_sequences(self.writer, parts, name + SUFFIX)
         return self.writer.add("Sum", parts, name + SUFFIX)[0]
 
 
-def _dependents(graph: Graph, names: Collection[str]) -> set[str]:
+def dependents(
+    nodes: Iterable[Node], types: Mapping[str, Dtype], names: Collection[str]
+) -> set[str]:
     """The values that move with those of `names`, these included.
 
     Whole numbers do not move, but for those that stand for real ones.
     """
     moving, straight = set(names), set[str]()
-    for node in graph.nodes:
+    for node in nodes:
         if moving.isdisjoint(node.inputs) or node.op_type in ZERO:
             continue
         outputs = set(filter(None, node.outputs))
         if node.op_type in STRAIGHT or not straight.isdisjoint(node.inputs):
-            outputs -= {name for name in outputs if graph.types.get(name) == BOOL}
-            straight |= {name for name in outputs if not is_real(graph.types.get(name))}
+            outputs -= {name for name in outputs if types.get(name) == BOOL}
+            straight |= {name for name in outputs if not is_real(types.get(name))}
             moving |= outputs
         elif node.op_type in UNDEFINED:
             moving |= outputs
         else:
-            moving |= {name for name in outputs if is_real(graph.types.get(name))}
+            moving |= {name for name in outputs if is_real(types.get(name))}
     return moving
 
 

@@ -3,26 +3,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 
-from ..graph import Graph, Node
+from ..graph import Graph, Node, subgraphs
 from .rules import MICROSOFT
 
 
-def in_training(graph: Graph) -> Graph:
-    """The graph with statistics of the batch, and with dropout."""
+def in_training(graph: Graph, around: Collection[str] = ()) -> Graph:
+    """The graph with statistics of the batch, and with dropout.
+
+    around: constants of the graph around a subgraph.
+    """
+    known = {*graph.constants, *around}
     flag, nodes, constants = "training_mode::true", [], dict(graph.constants)
     for node in graph.nodes:
+        parts = {name: in_training(part, known) for name, part in subgraphs(node).items()}
+        node = replace(node, attributes={**node.attributes, **parts}) if parts else node
         if node.op_type == "BatchNormalization" and node.is_standard:
             node = _batch_norm(node)
-        elif node.op_type == "Dropout" and node.is_standard:
+        elif node.op_type == "Dropout" and node.is_standard and not _has_mode(node, known):
             constants[flag] = np.array(True)
             ratio = node.inputs[1] if len(node.inputs) > 1 else ""
             node = replace(node, inputs=(node.inputs[0], ratio, flag))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes), constants=constants)
+
+
+def _has_mode(node: Node, constants: Collection[str]) -> bool:
+    """Return True of a Dropout whose `training_mode` is computed, or an input of the model."""
+    is_dropout = node.op_type == "Dropout" and node.is_standard
+    flag = node.inputs[2] if is_dropout and len(node.inputs) > 2 else ""
+    return bool(flag) and flag not in constants
 
 
 def _batch_norm(node: Node) -> Node:
@@ -42,7 +56,7 @@ def in_evaluation(graph: Graph) -> Graph:
     read.update(item.name for item in graph.outputs)
     nodes = []
     for node in graph.nodes:
-        nodes.append(_evaluated(node))
+        nodes.append(node if _has_mode(node, graph.constants) else _evaluated(node))
         if node.op_type == "BatchNormalization" and node.is_standard:  # statistics as they are
             pairs = zip(node.inputs[3:5], node.outputs[1:3], strict=False)
             nodes += [

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...errors import ArgumentError
+from ..inferred_shapes import end_pad
 from .rules import INT64, Site, Term, gradient
 
 
@@ -63,14 +65,32 @@ def lp_pool(site: Site) -> Sequence[Term | None]:
     """
     x = site.inputs[0]
     attributes = {k: v for k, v in site.node.attributes.items() if k != "p"}
-    if attributes.get("ceil_mode"):
-        raise ArgumentError("its gradient is known for ceil_mode=0 alone")
+    if attributes.pop("ceil_mode", 0):
+        attributes |= _pads_of_all_windows(site, attributes)
     n = math.prod(attributes["kernel_shape"])
     p = site.attribute("p", 2)
     part = _of_norm(site, p) * n
     options = {**attributes, "count_include_pad": 1}
     sums = site.op("AveragePoolGrad", part, site.shape(x), **options)
     return [sums * _slope(site, x, p)]
+
+
+def _pads_of_all_windows(site: Site, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Pads in place of `ceil_mode`, in which all windows lie as a whole."""
+    if attributes.get("auto_pad", "NOTSET").startswith("SAME"):
+        return {}
+    x, sizes = site.inputs[0], attributes["kernel_shape"]
+    rank = len(sizes)
+    extents = [site.extent(x, axis) for axis in range(2, rank + 2)]
+    if not all(isinstance(n, int) for n in extents):
+        raise ArgumentError("its gradient with ceil_mode needs the extents of X")
+    spread, steps = (attributes.get(name) or (1,) * rank for name in ("dilations", "strides"))
+    pads = attributes.get("pads") or (0,) * 2 * rank
+    ends = [
+        end_pad(n, (sizes[i] - 1) * spread[i] + 1, steps[i], pads[i], pads[rank + i])  # type: ignore[arg-type]
+        for i, n in enumerate(extents)
+    ]
+    return {"auto_pad": "NOTSET", "pads": (*pads[:rank], *ends)}
 
 
 @gradient("GlobalLpPool")

@@ -44,7 +44,7 @@ def matmul(site: Site) -> Sequence[Term | None]:
     """Y = alpha A B: dA = alpha dY B^T, dB = alpha A^T dY, each summed over the batches that repeat
     it.
 
-    A vector is a row on the left and a column on the right. Where A or B is taken transposed, so is
+    A vector is a row on the left and a column on the right. Where A or B is transposed, so is
     its gradient.
     """
     (dy,), (a, b) = site.dys, site.inputs

@@ -24,7 +24,7 @@ from ...errors import ArgumentError, cut
 from ..graph import Extent, Node
 from ..models import onnx_package
 from ..standard.table import HALVES
-from .writer import Writer
+from .writer import Writer, lengths_of, zeros_of
 
 MICROSOFT = "com.microsoft"
 INT64, BOOL = np.dtype(np.int64), np.dtype(bool)
@@ -102,14 +102,14 @@ class Site:
         dys: Sequence[str],
         wanted: tuple[bool, ...],
     ) -> None:
-        self._writer, self._place, self.wanted = writer, place, wanted
+        self.writer, self._place, self.wanted = writer, place, wanted
         self.inputs = tuple(self._term(name) for name in self.node.inputs)
         self.dys = tuple(self._term(name) for name in dys)
 
     @property
     def node(self) -> Node:
         """The node itself."""
-        return self._writer.forward[self._place]
+        return self.writer.forward[self._place]
 
     @property
     def _title(self) -> str:
@@ -164,8 +164,8 @@ class Site:
     ) -> tuple[Term, ...]:
         """Add a node with several results."""
         if like is not None:
-            dtype = self._writer.types.get(like.name)
-        names = self._writer.add(
+            dtype = self.writer.types.get(like.name)
+        names = self.writer.add(
             op_type,
             [term.name if term else "" for term in inputs],
             f"{self._title}_Grad/{op_type}",
@@ -184,18 +184,18 @@ class Site:
         """a where the condition holds, else b; one of them is a Term."""
         like = a if isinstance(a, Term) else b
         assert isinstance(like, Term)
-        dtype = self._writer.types.get(like.name)
+        dtype = self.writer.types.get(like.name)
         return self.op("Where", condition, like.beside(a), like.beside(b), dtype=dtype)
 
     def cast(self, x: Term, dtype: Dtype) -> Term:
         """A value in another type; itself if it is of that type."""
-        if self._writer.types.get(x.name) == dtype:
+        if self.writer.types.get(x.name) == dtype:
             return x
         return self.op("Cast", x, to=onnx_type(dtype), dtype=dtype)
 
     def constant(self, value: HostArray) -> Term:
         """An array that stands in the graph."""
-        return Term(self, self._writer.constant(f"{self._title}_Grad/constant", value))
+        return Term(self, self.writer.constant(f"{self._title}_Grad/constant", value))
 
     def ints(self, *values: int) -> Term:
         """A list of integers that stands in the graph."""
@@ -237,9 +237,12 @@ class Site:
         return parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
 
     def zeros(self, x: Term) -> Term:
-        """Zeros of the shape and type of a value."""
-        zero = np.zeros(1, self.dtype(x))
-        return self.op("ConstantOfShape", self.shape(x), value=zero, like=x)
+        """Zeros of the shape and type of a value; of a sequence, a sequence of them."""
+        return Term(self, zeros_of(self.writer, x.name))
+
+    def lengths(self, sequence: Term, axis: int) -> Term:
+        """A sequence of the lengths of a sequence's arrays along an axis."""
+        return Term(self, lengths_of(self.writer, sequence.name, axis))
 
     def share(self, dy: Term, x: Term, y: Term) -> Term:
         """A value by the number of elements of x for each one of y; halves in float32, which holds
@@ -271,9 +274,9 @@ class Site:
         node = self.node
         if place < len(node.outputs) and node.outputs[place]:
             return Term(self, node.outputs[place])
-        name = self._writer.new_name(f"{node.outputs[0]}_{place}")
+        name = self.writer.new_name(f"{node.outputs[0]}_{place}")
         if dtype is not None:
-            self._writer.types[name] = dtype
+            self.writer.types[name] = dtype
         outputs = [*node.outputs, *[""] * (place + 1 - len(node.outputs))]
         outputs[place] = name
         self.replace_node(outputs=tuple(outputs))
@@ -281,17 +284,17 @@ class Site:
 
     def name_node(self) -> None:
         """Give the node a name that no other has."""
-        names = [node.name for node in self._writer.forward]
+        names = [node.name for node in self.writer.forward]
         if not self.node.name or names.count(self.node.name) > 1:
-            taken = set(names)
+            used = set(names)
             name = self.node.outputs[0]
-            while name in taken:
+            while name in used:
                 name += "_"
             self.replace_node(name=name)
 
     def replace_node(self, **changes: Any) -> None:
         """Change the forward node."""
-        self._writer.forward[self._place] = replace(self.node, **changes)
+        self.writer.forward[self._place] = replace(self.node, **changes)
 
     def sum_to(self, value: Term, x: Term) -> Term:
         """The sum of a value of the first output's shape over what repeats x in it."""
@@ -324,15 +327,15 @@ class Site:
 
     def dtype(self, x: Term) -> Dtype:
         """The type of a value; refused where the model does not say it."""
-        dtype = self._writer.types.get(x.name)
+        dtype = self.writer.types.get(x.name)
         if dtype is None:
             raise ArgumentError(f"its gradient needs the type of {cut(x.name)!r}")
         return dtype
 
     def extents(self, x: Term) -> tuple[Extent, ...] | None:
         """The shape of a value as the model says it; None where it does not."""
-        constant = self._writer.constants.get(x.name)
-        return self._writer.graph.shapes.get(x.name) if constant is None else constant.shape
+        constant = self.writer.constants.get(x.name)
+        return self.writer.graph.shapes.get(x.name) if constant is None else constant.shape
 
     def extent(self, x: Term, axis: int) -> Extent:
         """The length of a value along an axis as the model says it."""
@@ -355,9 +358,9 @@ class Site:
 
     def value(self, x: Term | None) -> HostArray | None:
         """The array of a constant; None of another value, as of a parameter."""
-        if x is None or x.name in self._writer.parameters:
+        if x is None or x.name in self.writer.parameters:
             return None
-        return self._writer.constants.get(x.name)
+        return self.writer.constants.get(x.name)
 
 
 def onnx_type(dtype: Dtype) -> int:

@@ -17,7 +17,7 @@ AXIS_IS_AN_INPUT = 20  # from this opset on
 def dft(site: Site) -> Sequence[Term | None]:
     """Y = F X: dX = F^H dY = n times the inverse transform of dY; its real part for a real X.
 
-    Half a spectrum is taken as one whose other half is 0. X is cut or filled to n elements: so is
+    Half a spectrum stands for one whose other half is 0. X is cut or filled to n elements: so is
     dX, the other way.
     """
     dy = site.dys[0]

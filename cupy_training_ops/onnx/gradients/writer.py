@@ -5,18 +5,60 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from ...dtypes import Dtype, HostArray
-from ..graph import Graph, Node
+from ...errors import ArgumentError, cut
+from ..graph import Graph, Node, Value, subgraphs
+from ..stored import graph_dtype
 
 OPSET = 17  # of ONNX's own operators where the model has none
+SEQUENCES = {  # operators that make sequences
+    "SequenceConstruct",
+    "SequenceEmpty",
+    "SequenceErase",
+    "SequenceInsert",
+    "SplitToSequence",
+}
 
 
 def is_real(dtype: Dtype | None) -> bool:
     """Return True of a type of real numbers, and of one that is not known."""
     return dtype is None or dtype.kind == "f" or "float" in dtype.name
+
+
+def names_of(graph: Graph) -> set[str]:
+    """The names of all values, of those in subgraphs as well."""
+    names = {name for node in graph.nodes for name in node.outputs}
+    names |= {item.name for item in graph.inputs} | graph.constants.keys()
+    parts = (part for node in graph.nodes for part in subgraphs(node).values())
+    return names.union(*map(names_of, parts))
+
+
+def sequences_of(graph: Graph, types: Mapping[str, Dtype]) -> dict[str, Dtype | None]:
+    """The values that are sequences, with the types of their arrays."""
+    known = {item.name: item.dtype for item in graph.inputs if item.is_sequence}
+    for node in graph.nodes:
+        dtypes = [known.get(name) or types.get(name) for name in node.inputs]
+        if node.op_type == "SequenceEmpty":
+            known[node.outputs[0]] = graph_dtype(node.attributes.get("dtype", 1))
+        elif node.op_type in SEQUENCES:
+            known[node.outputs[0]] = next(filter(None, dtypes), None)
+        elif node.op_type == "Identity" and node.inputs[0] in known:
+            known[node.outputs[0]] = dtypes[0]
+        for part in subgraphs(node).values():
+            results = part.outputs[node.op_type == "Loop" :]  # behind a condition
+            pairs = zip(node.outputs, results, strict=False)
+            known |= {
+                name: item.dtype
+                for name, item in pairs
+                if item.is_sequence or node.op_type == "SequenceMap"
+            }
+    return known
 
 
 class Writer:
@@ -32,10 +74,10 @@ class Writer:
         self.types = {**graph.types, **{n: a.dtype for n, a in graph.constants.items()}}
         self.shapes = dict(graph.shapes)
         self._follow_types()
+        self.sequences = sequences_of(graph, self.types)
         self.version = max((n.version for n in graph.nodes if n.is_standard), default=OPSET)
         self._nodes: list[Node] = []
-        self._names = {name for node in graph.nodes for name in node.outputs}
-        self._names |= {item.name for item in graph.inputs} | graph.constants.keys()
+        self.names = names_of(graph)
 
     def _follow_types(self) -> None:
         """Take the type of a real input for that of a first result of which nothing is known: ONNX
@@ -55,11 +97,24 @@ class Writer:
     def new_name(self, name: str) -> str:
         """A name that no value has."""
         result, i = name, 0
-        while result in self._names:
+        while result in self.names:
             i += 1
             result = f"{name}_{i}"
-        self._names.add(result)
+        self.names.add(result)
         return result
+
+    def declare_like(self, name: str, like: str) -> None:
+        """Let a value have the type and shape of another, as far as they are known."""
+        if like in self.sequences:
+            self.types.pop(name, None)
+            self.sequences[name] = self.sequences[like]
+            return
+        if like in self.types:
+            self.types[name] = self.types[like]
+        known = self.constants.get(like)
+        shape = self.shapes.get(like) if known is None else known.shape
+        if shape is not None:
+            self.shapes[name] = shape
 
     def constant(self, name: str, value: HostArray) -> str:
         """Add an array."""
@@ -86,7 +141,72 @@ class Writer:
         version = 1 if domain else self.version
         node = Node(op_type, domain, version, tuple(inputs), results, attributes, results[0])
         self._nodes.append(node)
-        dtype = dtype or next((self.types[n] for n in inputs if n in self.types), None)
-        if dtype is not None:
+        known = (self.sequences.get(n) or self.types.get(n) for n in inputs)
+        dtype = dtype or next(filter(None, known), None)
+        if op_type in SEQUENCES:
+            self.sequences.update(dict.fromkeys(results, dtype))
+        elif dtype is not None:
             self.types.update(dict.fromkeys(results, dtype))
         return results
+
+
+# ---- zeros, and sequences ------------------------------------------------------------------------
+
+
+def sum_of_sequences(writer: Writer, parts: Sequence[str], name: str) -> str:
+    """Add the sum of sequences, element by element; the name of the result."""
+    return reduce(lambda a, b: _map(writer, (a, b), name, [_step("Add", "ab", "y")]), parts)
+
+
+def zeros_of(writer: Writer, name: str) -> str:
+    """Add zeros of the shape and type of a value, of a sequence a sequence of them; their name."""
+    dtype = writer.sequences.get(name) or writer.types.get(name)
+    if dtype is None:
+        raise ArgumentError(f"its gradient needs the type of {cut(name)!r}")
+    zero, zeros = {"value": np.zeros(1, dtype)}, f"{name}_zeros"
+    if name in writer.sequences:
+        steps = [_step("Shape", "a", "s"), _step("ConstantOfShape", "s", "y", **zero)]
+        return _map(writer, (name,), zeros, steps)
+    known = writer.constants.get(name)
+    extents = writer.shapes.get(name) if known is None else known.shape
+    if extents is not None and all(isinstance(n, int) for n in extents):
+        shape = writer.constant(f"{name}_shape", np.array(extents, np.int64))
+    else:
+        (shape,) = writer.add("Shape", [name], f"{name}_shape", dtype=np.dtype(np.int64))
+    return writer.add("ConstantOfShape", [shape], zeros, dtype=dtype, attributes=zero)[0]
+
+
+def lengths_of(writer: Writer, sequence: str, axis: int) -> str:
+    """Add a sequence of lengths along an axis, each a list of one number; the name of the result.
+
+    It may be used with opset 15 and newer ones.
+    """
+    part = {"start": axis} | ({} if axis == -1 else {"end": axis + 1})
+    result = _map(writer, (sequence,), f"{sequence}_lengths", [_step("Shape", "a", "y", **part)])
+    writer.sequences[result] = np.dtype(np.int64)
+    return result
+
+
+def _step(op_type: str, inputs: str, output: str, **attributes: object) -> Node:
+    """A node of a body, whose values have letters as names."""
+    return Node(op_type, "", 0, tuple(inputs), (output,), attributes)
+
+
+def _map(writer: Writer, sequences: Sequence[str], name: str, steps: Sequence[Node]) -> str:
+    """Add a sequence of what the steps make, y, of the elements of sequences, a and b; its name."""
+    letters = sorted({each for node in steps for each in (*node.inputs, *node.outputs)})
+    names = {letter: writer.new_name(f"{name}_{letter}") for letter in letters}
+    nodes = tuple(
+        replace(
+            node,
+            version=writer.version,
+            inputs=tuple(names[each] for each in node.inputs),
+            outputs=(names[node.outputs[0]],),
+        )
+        for node in steps
+    )
+    inputs = tuple(Value(names[each], None, None) for each, _ in zip("ab", sequences, strict=False))
+    body = Graph(nodes, inputs, (Value(names["y"], None, None),), {})
+    (result,) = writer.add("SequenceMap", sequences, name, attributes={"body": body})
+    writer.sequences[result] = writer.sequences.get(sequences[0])
+    return result

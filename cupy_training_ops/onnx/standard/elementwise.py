@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ...dtypes import FLOAT16, FLOAT32, FLOAT64, element_type
+from ...device import recording
+from ...dtypes import element_type
 from ...errors import ArgumentError, DtypeError
 from ...registry import get_op
-from .table import Array, Function, Module, dense, in_float32, standard
+from ..graph import may_repeat_to
+from ..vectors import EXPRESSIONS, compute, dense
+from .table import Array, Function, Module, in_float32, standard
 
 _SMALL = 1e-3  # below it two terms of erf's series are enough for float64
 
@@ -61,18 +64,27 @@ COMPARISONS = {
 VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
 
 
+def _compute(xp: Module, name: str, operands: Sequence[Array], out: Array = None) -> Array | None:
+    """The result by this package's kernels; None where they have none for it, and on NumPy."""
+    return None if xp is np else compute(name, operands, out)
+
+
 def _unary(name: str) -> Function:
+    has_kernel = name in EXPRESSIONS
+
     def unary(xp: Module, x: Array, out: Array = None) -> Array:
-        return getattr(xp, name)(x, out=out)
+        result = _compute(xp, name, (x,), out) if has_kernel else None
+        return getattr(xp, name)(x, out=out) if result is None else result
 
     return unary
 
 
 def _binary(name: str) -> Function:
+    has_kernel = name in EXPRESSIONS
+
     def binary(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
         refuse_mixed(x, y)
-        by_vectors = xp is not np and name in EXPRESSIONS
-        result = compute_by_vectors(name, (x, y), out) if by_vectors else None
+        result = _compute(xp, name, (x, y), out) if has_kernel else None
         return getattr(xp, name)(x, y, out=out) if result is None else result
 
     return binary
@@ -88,13 +100,13 @@ def _variadic(name: str) -> Function:
 
 
 for _operator, _name in UNARY.items():
-    standard(_operator, overwrites=(0,))(_unary(_name))
+    standard(_operator, overwrites=(0,), noted=_name in EXPRESSIONS)(_unary(_name))
 for _operator, _name in BINARY.items():
-    standard(_operator, since=7, overwrites=(0, 1))(_binary(_name))
+    standard(_operator, since=7, overwrites=(0, 1), noted=_name in EXPRESSIONS)(_binary(_name))
 for _operator, _name in COMPARISONS.items():
     standard(_operator, since=7)(_binary(_name))
 for _operator, _name in VARIADIC.items():  # one array comes back itself
-    standard(_operator, since=6, view=True)(_variadic(_name))
+    standard(_operator, since=6, view=True, noted=_name in EXPRESSIONS)(_variadic(_name))
 
 
 def refuse_mixed(x: Array, y: Array) -> None:
@@ -121,14 +133,15 @@ def mean(xp: Module, *arrays: Array) -> Array:
     return functools.reduce(xp.add, arrays) / scalar(arrays[0], len(arrays))
 
 
-@standard("Div", since=7, overwrites=(0, 1))
+@standard("Div", since=7, overwrites=(0, 1), noted=True)
 def div(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
     """Integers are divided towards 0."""
     refuse_mixed(x, y)
     if x.dtype.kind in "iu":
+        recording.leave()
         refuse_zeros(y)
         return xp.floor_divide(x - xp.fmod(x, y), y, out=out)
-    result = None if xp is np else compute_by_vectors("divide", (x, y), out)
+    result = _compute(xp, "divide", (x, y), out)
     return xp.divide(x, y, out=out) if result is None else result
 
 
@@ -139,19 +152,24 @@ def mod(xp: Module, x: Array, y: Array, *, fmod: bool = False) -> Array:
     return (xp.fmod if fmod else xp.mod)(x, y)
 
 
-@standard("Pow", since=7)
+square = _unary("square")
+
+
+@standard("Pow", since=7, noted=True)
 def pow_(xp: Module, x: Array, y: Array) -> Array:
     if y.ndim == 0 and y.dtype.kind in "iuf" and isinstance(y, np.ndarray):
         if y == 2:
-            return xp.square(x)
+            return square(xp, x)
+        recording.leave()
         if y == 0.5 and x.dtype.kind == "f":  # a root of -inf would be NaN, one of -0.0 is -0.0
             return xp.where(x == -math.inf, scalar(x, math.inf), xp.sqrt(x + scalar(x, 0)))
+    recording.leave()
     return xp.power(x, y).astype(x.dtype, copy=False)
 
 
-@standard("Relu", overwrites=(0,))
+@standard("Relu", overwrites=(0,), noted=True)
 def relu(xp: Module, x: Array, out: Array = None) -> Array:
-    result = None if xp is np else compute_by_vectors("relu", (x,), out)
+    result = _compute(xp, "relu", (x,), out)
     return xp.maximum(x, scalar(x, 0), out=out) if result is None else result
 
 
@@ -162,6 +180,9 @@ def leaky_relu(xp: Module, x: Array, *, alpha: float = 0.01) -> Array:
 
 @standard("PRelu", since=7)
 def prelu(xp: Module, x: Array, slope: Array) -> Array:
+    if not may_repeat_to(slope.shape, x.shape):
+        expected = f"a shape that is repeated to X's {x.shape}"
+        raise ArgumentError(f"slope: expected {expected}, got {slope.shape}")
     return xp.where(x >= 0, x, x * slope)
 
 
@@ -192,9 +213,12 @@ def selu(
     return elu(xp, x, alpha=alpha) * scalar(x, gamma)
 
 
-@standard("Sigmoid")
+@standard("Sigmoid", noted=True)
 def sigmoid(xp: Module, x: Array) -> Array:
     """1 / (1 + e^-x), by an exponential that never overflows."""
+    result = _compute(xp, "sigmoid", (x,))
+    if result is not None:
+        return result
     small = xp.exp(-xp.abs(x))
     return xp.where(x >= 0, scalar(x, 1), small) / (small + scalar(x, 1))
 
@@ -229,12 +253,11 @@ def binarizer(xp: Module, x: Array, *, threshold: float = 0.0) -> Array:
     return (x > scalar(x, threshold)).astype(x.dtype)
 
 
-@standard("Erf")
+@standard("Erf", noted=True)
 def erf(xp: Module, x: Array) -> Array:
     if xp is not np:
-        from cupyx.scipy import special
-
-        return special.erf(x).astype(x.dtype, copy=False)  # of half types it makes float64
+        result = _compute(xp, "erf", (x,))
+        return _erf_by_cupy(x) if result is None else result
     z = math.sqrt(2) * x.astype(np.float64)
     with np.errstate(all="ignore"):
         far = 2 * get_op("Gelu").shared()(dense(np, z)) / z - 1
@@ -243,7 +266,13 @@ def erf(xp: Module, x: Array) -> Array:
     return y.astype(x.dtype)
 
 
-@standard("Gelu", since=20, only={"approximate": ("none", "tanh")})
+def _erf_by_cupy(x: Array) -> Array:
+    from cupyx.scipy import special
+
+    return special.erf(x).astype(x.dtype, copy=False)  # of half types it makes float64
+
+
+@standard("Gelu", since=20, noted=True, only={"approximate": ("none", "tanh")})
 def gelu(xp: Module, x: Array, *, approximate: str = "none") -> Array:
     name = "Gelu" if approximate == "none" else "FastGelu"
     return get_op(name).shared()(dense(xp, x))
@@ -278,130 +307,12 @@ def clip(xp: Module, x: Array, low: Array = None, high: Array = None) -> Array:
     return x if high is None else xp.minimum(x, high)
 
 
-@standard("Where")
+@standard("Where", noted=True)
 def where(xp: Module, condition: Array, x: Array, y: Array) -> Array:
-    result = None if xp is np else compute_by_vectors("where", (condition, x, y))
+    result = _compute(xp, "where", (condition, x, y))
     return xp.where(condition, x, y) if result is None else result
 
 
 @standard("BiasGelu")
 def bias_gelu(xp: Module, x: Array, bias: Array) -> Array:
     return get_op("Gelu").shared()(dense(xp, x + bias))
-
-
-# ---- 16 bytes at a time --------------------------------------------------------------------------
-
-# CuPy's own kernels take an element at a time, which is two fifths of what a large GPU's memory
-# gives. Here an operand has the result's shape, or is repeated along its first dimensions (a bias,
-# a mask, a number); all are without gaps. What is not so is left to CuPy.
-
-TYPES = {FLOAT16: "float16", FLOAT32: "float32", FLOAT64: "float64"}
-_C_TYPES = {"float16": "float16", "float32": "float", "float64": "double"}
-BOOL = "bool"
-NBYTES = 16
-LEAST = 1 << 14  # elements; for fewer it makes no difference
-MOST = 1 << 33  # for more, places have no room in 32 bits
-
-EXPRESSIONS: Mapping[str, str] = {
-    "add": "a + b",
-    "subtract": "a - b",
-    "multiply": "a * b",
-    "divide": "a / b",
-    "relu": "a < T(0) ? T(0) : a",  # a NaN stays
-    "where": "a ? b : c",
-}
-
-
-def compute_by_vectors(name: str, operands: Sequence[Array], out: Array = None) -> Array | None:
-    """The result of one of EXPRESSIONS; None where the operands are other ones than these kernels
-    take."""
-    dtype = operands[-1].dtype
-    if dtype not in TYPES:
-        return None
-    shape = max((x.shape for x in operands), key=math.prod)
-    size, n = math.prod(shape), NBYTES // dtype.itemsize
-    if max(x.ndim for x in operands) > len(shape):
-        return None
-    if not LEAST <= size < MOST or (out is not None and not _fits(out, shape, dtype)):
-        return None
-    forms = [_form(x, dtype, shape, n, name == "where" and i == 0) for i, x in enumerate(operands)]
-    if None in forms:
-        return None
-    import cupy
-
-    if out is None:
-        out = cupy.empty(shape, dtype)
-    kernel = _kernel(name, TYPES[dtype], tuple(forms))
-    return kernel(*operands, *[x.size for x in operands], size, out, size=-(-size // n))
-
-
-def _fits(out: Array, shape: tuple[int, ...], dtype: Any) -> bool:
-    is_same = out.shape == shape and out.dtype == dtype and out.flags.c_contiguous
-    return bool(is_same and out.data.ptr % NBYTES == 0)
-
-
-def _form(x: Array, dtype: Any, shape: tuple[int, ...], n: int, is_mask: bool) -> str | None:
-    """Say "whole", "repeated" or "one" of an operand; None where it is none of them."""
-    if x.dtype != (BOOL if is_mask else dtype) or not x.flags.c_contiguous:
-        return None
-    if x.size == 1:
-        return "one"
-    if x.data.ptr % (n * x.itemsize):
-        return None
-    if x.shape == shape:
-        return "whole"
-    own = x.shape[_leading_ones(x.shape) :]
-    return "repeated" if own == shape[len(shape) - len(own) :] and x.size % n == 0 else None
-
-
-def _leading_ones(shape: tuple[int, ...]) -> int:
-    return next((i for i, extent in enumerate(shape) if extent != 1), len(shape))
-
-
-_PLACES = {"whole": "i", "repeated": "(unsigned)i % (unsigned)(n_{0} / N)", "one": "0"}
-_RESTS = {"whole": "j", "repeated": "j % n_{0}", "one": "0"}
-
-
-@functools.cache
-def _kernel(name: str, dtype: str, forms: tuple[str, ...]) -> Any:
-    """A thread loads a vector of each operand; the last one what is left behind all vectors."""
-    import cupy
-
-    names = "abc"[: len(forms)]
-    types = [BOOL if name == "where" and i == 0 else dtype for i in range(len(forms))]
-    parameters = [f"raw {kind} {x}_" for kind, x in zip(types, names, strict=True)]
-    parameters += [f"int64 n_{x}" for x in names] + ["int64 count"]
-    loads, picks, rests = "", "", ""
-    for x, kind, form in zip(names, types, forms, strict=True):
-        value = "const bool" if kind == BOOL else "const T"
-        if form == "one":
-            picks += f"{value} {x} = {x}_[0]; "
-        else:
-            place = _PLACES[form].format(x)
-            pack = "Pack<bool, N>" if kind == BOOL else "Pack<T, N>"
-            loads += f"const {pack} v_{x} = reinterpret_cast<const {pack}*>(&{x}_[0])[{place}];\n"
-            picks += f"{value} {x} = v_{x}.at[k]; "
-        rests += f"{value} {x} = {x}_[{_RESTS[form].format(x)}]; "
-    body = f"""
-        typedef {_C_TYPES[dtype]} T;
-        const int N = {NBYTES} / sizeof(T);
-        if (i < count / N) {{
-            {loads}
-            Pack<T, N> v_y;
-            #pragma unroll
-            for (int k = 0; k < N; ++k) {{ {picks} v_y.at[k] = {EXPRESSIONS[name]}; }}
-            reinterpret_cast<Pack<T, N>*>(&y_[0])[i] = v_y;
-        }} else {{
-            for (long long j = count / N * N; j < count; ++j) {{
-                {rests} y_[j] = {EXPRESSIONS[name]};
-            }}
-        }}"""
-    return cupy.ElementwiseKernel(
-        ", ".join(parameters), f"raw {dtype} y_", body, f"cto_{name}", preamble=_PREAMBLE
-    )
-
-
-_PREAMBLE = """
-template <typename T, int N>
-struct alignas(sizeof(T) * N) Pack { T at[N]; };
-"""

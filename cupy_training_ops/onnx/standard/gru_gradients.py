@@ -126,9 +126,9 @@ def gru_grad(
     for d in range(n):
         before = way.before(d, way.states[:, d], start[d])
         own = functions[2 * d : 2 * d + 2]
-        found = _gru_gates(way, d, own, before, gates, linear_before_reset)
+        values = _gru_gates(way, d, own, before, gates, linear_before_reset)
         add = _add_linear_gru if linear_before_reset else _add_gru
-        add(way, d, found, before, dy, last)
+        add(way, d, values, before, dy, last)
     return way.result()
 
 

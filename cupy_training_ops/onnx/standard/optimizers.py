@@ -2,7 +2,7 @@
 """Steps of optimizers as ONNX's preview of training has them: new arrays for old ones.
 
 The inputs are a rate, the number of steps before, and lists one behind the other: variables, their
-gradients, and what is kept of earlier gradients.
+gradients, and sums over earlier gradients.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from ...dtypes import FLOAT32, FLOAT64, FLOATS, UINT8, Dtype, dtype_name
 from ...errors import ArgumentError, DtypeError
 from ...registry import get_op
 from ..stored import BY_DTYPE, convert, graph_dtype, n_bits, type_name
+from ..vectors import dense
 from .reductions import Axes, product
-from .table import Array, Module, axis_of, dense, standard
+from .table import Array, Module, axis_of, standard
 
 INT32 = np.dtype(np.int32)
 BYTES = (UINT8, np.dtype(np.int8))

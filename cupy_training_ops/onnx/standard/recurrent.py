@@ -150,7 +150,7 @@ class Layer:
         return wide(state)
 
     def bound(self, x: Array) -> Array:
-        """Cut off what an activation is given."""
+        """Clip the input of an activation."""
         if self._clip is None:
             return x
         return self.xp.minimum(self.xp.maximum(x, scalar(x, -self._clip)), scalar(x, self._clip))

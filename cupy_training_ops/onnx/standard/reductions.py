@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from ...device import recording
 from ...dtypes import FLOATS
 from ...errors import ArgumentError
 from ...registry import get_op
+from ..vectors import compute, dense
 from .elementwise import refuse_mixed, scalar
-from .table import HALVES, Array, Module, axis_of, dense, in_float32, standard, wide
+from .table import HALVES, Array, Module, axis_of, in_float32, standard, wide
 
 SUMMED = (*FLOATS, np.dtype(np.int32), np.dtype(np.int64))
 Axes = Sequence[int] | None
-Reduce = Callable[[Module, Array, Any, bool], Array]
+Reduce = Callable[..., Array]  # of the module, an array, axes, and whether they are kept
 
 
 def places(axes: Any) -> tuple[int, ...] | None:
@@ -111,24 +113,46 @@ def _in_input_type(reduce: Reduce) -> Reduce:
 _SUM = _in_input_type(_in_type("sum"))
 
 
-def _sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
-    """Sum by this package's kernels where they are for the type: they add halves in float32."""
-    if xp.__name__ != "cupy" or x.dtype not in SUMMED or axes == ():
-        return _SUM(xp, x, axes, keep)
+def _sum(xp: Module, x: Array, axes: Any, keep: bool, out: Array = None) -> Array:
+    """Sum by this package's kernels where they are for the type: they add halves in float32.
+
+    out: for the result, if it has that shape and type.
+    """
+    if xp is np or x.dtype not in SUMMED or axes == ():
+        if xp is not np:
+            recording.leave()
+        y = _SUM(xp, x, axes, keep)
+        if out is None or (out.shape, out.dtype) != (y.shape, y.dtype):
+            return y
+        out[...] = y
+        return out
     op = get_op("ReduceSumTraining").shared(keepdims=keep)
-    return op(dense(xp, x), axes or ())
+    fits = out is not None and out.shape == _kept_extents(x.shape, axes, keep)
+    return op(dense(xp, x), axes or (), out=out if fits else None)
+
+
+def _kept_extents(shape: Sequence[int], axes: Any, keep: bool) -> tuple[int, ...]:
+    """The shape of a reduction."""
+    summed = {axis_of(axis, len(shape)) for axis in (range(len(shape)) if axes is None else axes)}
+    pairs = enumerate(shape)
+    return tuple(1 if i in summed else n for i, n in pairs if keep or i not in summed)
 
 
 def _register(name: str, reduce: Reduce, since: int) -> None:
-    @standard(name, until=since - 1)
-    def by_attribute(xp: Module, x: Array, *, axes: Axes = None, keepdims: bool = True) -> Array:
-        return reduce(xp, x, places(axes), bool(keepdims))
+    noted = name == "ReduceSum"
 
-    @standard(name, since=since, host=(1,))
+    @standard(name, until=since - 1, noted=noted)
+    def by_attribute(
+        xp: Module, x: Array, out: Array = None, *, axes: Axes = None, keepdims: bool = True
+    ) -> Array:
+        return reduce(xp, x, places(axes), bool(keepdims), **({} if out is None else {"out": out}))
+
+    @standard(name, since=since, host=(1,), noted=noted)
     def by_input(
         xp: Module,
         x: Array,
         axes: Any = None,
+        out: Array = None,
         *,
         keepdims: bool = True,
         noop_with_empty_axes: bool = False,
@@ -136,7 +160,7 @@ def _register(name: str, reduce: Reduce, since: int) -> None:
         chosen = places(axes)
         if chosen is None and noop_with_empty_axes:
             chosen = ()
-        return reduce(xp, x, chosen, bool(keepdims))
+        return reduce(xp, x, chosen, bool(keepdims), **({} if out is None else {"out": out}))
 
 
 for _name, (_reduce, _since) in REDUCTIONS.items():
@@ -312,7 +336,7 @@ def dropout_7(xp: Module, x: Array, *, ratio: float = 0.5) -> tuple[Array, Array
 # ---- products of matrices ------------------------------------------------------------------------
 
 
-@standard("MatMul")
+@standard("MatMul", noted=True)
 def matmul(xp: Module, a: Array, b: Array, *, allow_tf32: bool = False) -> Array:
     return product(xp, a, b, tf32=allow_tf32)
 
@@ -329,6 +353,7 @@ def product(
 
         if cublas.fits((a, b)):
             return cublas.product(a, b, alpha=alpha, tf32=bool(tf32), out=out)
+        recording.leave()
     elif a.dtype in HALVES:  # of which NumPy makes float32, or has no BLAS
         y = product(xp, wide(a), wide(b), alpha).astype(a.dtype)
         if out is None:
@@ -382,7 +407,7 @@ def det_grad(xp: Module, dy: Array, x: Array) -> Array:
     return scale[..., None, None] * ((u * c[..., None, :]) @ v)
 
 
-@standard("Gemm")
+@standard("Gemm", noted=True)
 def gemm(
     xp: Module,
     a: Array,
@@ -399,18 +424,21 @@ def gemm(
 ) -> Array:
     y = product(xp, a.T if transA else a, b.T if transB else b, alpha, allow_tf32, out)
     if c is not None:
-        y += c if beta == 1 else _multiply(c, beta)
+        c = c if beta == 1 else _multiply(c, beta)
+        if xp is np or compute("add", (y, c), y) is None:
+            y += c
     return y
 
 
 def _multiply(x: Array, factor: float) -> Array:
     """x factor; of integers the part before the point."""
+    recording.leave()
     if x.dtype.kind in "iu":
         return (x * factor).astype(x.dtype)
     return x * scalar(x, factor)
 
 
-@standard("FusedMatMul", "TransposeMatMul")
+@standard("FusedMatMul", "TransposeMatMul", noted=True)
 def fused_matmul(
     xp: Module,
     a: Array,

@@ -14,6 +14,7 @@ from ...dtypes import FLOAT32, FLOATS, Dtype, HostArray, dtype_name, dtype_names
 from ...errors import ArgumentError, DtypeError, shown
 from ...registry import get_op
 from ..stored import convert, graph_dtype
+from ..vectors import dense
 from .reductions import Axes, places
 from .resampling import (
     CROP,
@@ -26,8 +27,6 @@ from .resampling import (
     within,
 )
 from .table import Array, Module, axis_of, standard, wide
-
-VECTOR = np.dtype(np.complex128)  # moved as a whole
 
 
 def extents(shape: Any) -> tuple[int, ...]:
@@ -79,7 +78,7 @@ def reshape(xp: Module, x: Array, shape: Any, *, allowzero: bool = False) -> Arr
     return x.reshape(wanted)
 
 
-@standard("Transpose", view=True)
+@standard("Transpose", view=True, noted=True)
 def transpose(xp: Module, x: Array, *, perm: Sequence[int] | None = None) -> Array:
     """A view of x, or on a GPU a C-contiguous copy.
 
@@ -88,22 +87,7 @@ def transpose(xp: Module, x: Array, *, perm: Sequence[int] | None = None) -> Arr
     """
     if xp.__name__ != "cupy" or x.ndim < 3 or _swaps_last(x.ndim, perm):
         return x.transpose(perm)
-    rows = _by_vectors(x, perm)
-    if rows is None:
-        return xp.ascontiguousarray(x.transpose(perm))
-    return xp.ascontiguousarray(rows.transpose(perm)).view(x.dtype)
-
-
-def _by_vectors(x: Array, perm: Sequence[int] | None) -> Array | None:
-    """A view of x as elements of 16 bytes; None where rows cannot be moved in such elements.
-
-    They can if `perm` leaves the last axis where it is, and a row is a whole number of elements.
-    """
-    is_whole = x.flags.c_contiguous and x.data.ptr % VECTOR.itemsize == 0
-    stays = perm is not None and perm[-1] == x.ndim - 1
-    if not (is_whole and stays and x.itemsize < VECTOR.itemsize):
-        return None
-    return None if x.shape[-1] * x.itemsize % VECTOR.itemsize or not x.size else x.view(VECTOR)
+    return dense(xp, x.transpose(perm))
 
 
 def _swaps_last(rank: int, perm: Sequence[int] | None) -> bool:
@@ -147,12 +131,12 @@ def tile(xp: Module, x: Array, repeats: Any) -> Array:
     return xp.tile(x, tuple(int(r) for r in repeats))
 
 
-@standard("Concat", since=4)
+@standard("Concat", since=4, noted=True)
 def concat(xp: Module, *arrays: Array, axis: int) -> Array:
     if xp.__name__ != "cupy":
         return xp.concatenate(arrays, axis)
-    dense = [xp.ascontiguousarray(x) for x in arrays]  # CuPy's sends addresses in each call
-    return get_op("ConcatTraining").shared(axis=axis)(dense, outputs=("concat_result",))[0]
+    parts = [dense(xp, x) for x in arrays]  # CuPy's sends addresses in each call
+    return get_op("ConcatTraining").shared(axis=axis)(parts, outputs=("concat_result",))[0]
 
 
 def _split_at(xp: Module, x: Array, sizes: Sequence[int], axis: int) -> tuple[Array, ...]:

@@ -46,15 +46,16 @@ class Standard(NamedTuple):
     overwrites: tuple[int, ...] = ()
     takes_count: bool = False  # of outputs, as `n_outputs`
     updates: tuple[int, ...] = ()  # inputs that are written
+    noted: bool = False  # a recording has all of its work on a device, or says that it has not
     only: Mapping[str, tuple[object, ...]] = {}  # the values that an attribute may have here
     refuse: Callable[[Mapping[str, Any]], None] | None = None  # attributes that do not fit another
     refuse_types: RefuseTypes | None = None  # that ONNX allows
 
     def check(
-        self, given: Sequence[bool], attributes: Mapping[str, object]
+        self, present: Sequence[bool], attributes: Mapping[str, object]
     ) -> Mapping[str, object]:
         """The attributes as the function takes them; refuses those that do not fit, and inputs, of
-        which each is given or left out."""
+        which each is there or left out."""
         declared = _signature(self.function)
         extra = sorted(attributes.keys() - declared.kinds.keys())
         if extra:
@@ -66,7 +67,7 @@ class Standard(NamedTuple):
         for name in declared.needed:
             if name not in attributes:
                 raise ArgumentError(f"its attribute {name} is missing")
-        _check_inputs(declared, given)
+        _check_inputs(declared, present)
         if self.refuse is not None:
             self.refuse(result)
         return result
@@ -95,14 +96,14 @@ def _signature(function: Function) -> _Signature:
     )
 
 
-def _check_inputs(declared: _Signature, given: Sequence[bool]) -> None:
+def _check_inputs(declared: _Signature, present: Sequence[bool]) -> None:
     inputs = declared.inputs
-    if len(given) > len(inputs) and not declared.is_open:
-        raise ArgumentError(f"expected at most {len(inputs)} inputs, got {len(given)}")
-    if declared.is_open and not (given and all(given)):
+    if len(present) > len(inputs) and not declared.is_open:
+        raise ArgumentError(f"expected at most {len(inputs)} inputs, got {len(present)}")
+    if declared.is_open and not (present and all(present)):
         raise ArgumentError("an input is missing")
     for i, (name, is_needed) in enumerate(inputs):
-        if is_needed and not (i < len(given) and given[i]):
+        if is_needed and not (i < len(present) and present[i]):
             raise ArgumentError(f"its input {name} is missing")
 
 
@@ -134,12 +135,6 @@ def axis_of(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ArgumentError(f"axis: expected from {-rank} to {rank - 1}, got {axis}")
     return axis % rank
-
-
-def dense(xp: Module, value: Any) -> Any:
-    """An array without gaps, as operators take it; anything else as it is."""
-    flags = getattr(value, "flags", None)
-    return value if flags is None or flags.c_contiguous else xp.ascontiguousarray(value)
 
 
 def wide(x: Array) -> Array:

@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: MIT
+"""Gradients of nodes that run graphs: each graph is run once more, with its gradients behind it.
+
+s, ys = Loop(n, c, s_0) <(i, c, s) => (c, f(s), g(s))>
+
+The loop also gives the s that each run begins with. Then, from the last run to the first:
+
+ds = Loop(n, "", ds_n) <(j, c, ds) => (c, f'(s_i) ds + g'(s_i) dys_i)>    i = n - 1 - j
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import Dtype
+from ...errors import ArgumentError, cut
+from ..graph import Graph, Node, Problems, Value, parts_around, places_of
+from ..models import with_captures
+from ..writing import with_inferred
+from .builder import SUFFIX, add_products, dependents
+from .rules import BOOL, INT64, Site, Term, gradient
+from .writer import Writer, is_real, sum_of_sequences, zeros_of
+
+
+class _Body:
+    """A graph that a node runs, to which gradients are added."""
+
+    def __init__(self, site: Site, part: Graph, own: Sequence[Value]) -> None:
+        """own: its inputs, but for what it reads around it."""
+        self.part, writer = part, site.writer
+        n = len(part.inputs) - part.n_captured
+        around = dict.fromkeys(item.name for item in part.inputs[n:])
+        self._constants = {
+            name: writer.constants[name]
+            for name in around
+            if name in writer.constants and name not in writer.parameters
+        }
+        around |= {dy.name: y.name for dy, y in zip(site.dys, site.outputs, strict=False) if dy}
+        values = [
+            _value(writer, like or name, name)
+            for name, like in around.items()
+            if name not in self._constants
+        ]
+        inputs = (*own, *values)
+        types = {v.name: v.dtype for v in inputs if v.dtype and v.is_array}
+        graph = replace(
+            part,
+            inputs=inputs,
+            constants={**part.constants, **self._constants},
+            types={**part.types, **types},
+            shapes={v.name: v.shape for v in inputs if v.shape is not None},
+            n_captured=0,
+        )
+        self.writer = Writer(with_inferred(graph))
+        writer.names |= self.writer.names
+        self.writer.names = writer.names
+        self.outputs = [item.name for item in part.outputs]
+
+    def add_gradients(self, seeds: Sequence[tuple[str, str]], names: Sequence[str]) -> Any:
+        """Add the gradients of these values; their names."""
+        places = range(len(self.writer.forward))
+        return add_products(self.writer, places, seeds, names, Problems("its graph"))
+
+    def moving(self, names: set[str], states: Sequence[str], results: Sequence[str]) -> set[str]:
+        """These values, and the states that depend on them in some run."""
+        nodes, types = self.writer.forward, self.writer.types
+        while True:
+            reached = dependents(nodes, types, names)
+            pairs = zip(states, results, strict=True)
+            more = {s for s, y in pairs if y in reached and self.is_real(s)} - names
+            if not more:
+                return names
+            names = names | more
+
+    def is_real(self, name: str) -> bool:
+        """Return True of real numbers, and of what may be."""
+        return is_real(self.writer.sequences.get(name) or self.writer.types.get(name))
+
+    def seed(self, name: str, like: str) -> str:
+        """A name for a value like another, which the graph has as an input from now on."""
+        seed = self.writer.new_name(name)
+        self.writer.declare_like(seed, like)
+        return seed
+
+    def sum(self, a: str, b: str) -> str:
+        """Add the sum of two values."""
+        name = f"{a}_sum"
+        if a in self.writer.sequences:
+            return sum_of_sequences(self.writer, (a, b), name)
+        return self.writer.add("Add", (a, b), name)[0]
+
+    def value(self, name: str) -> Value:
+        """The declaration of a value."""
+        return _value(self.writer, name, name)
+
+    def graph(self, first: Sequence[Node], own: Sequence[str], outputs: Sequence[str]) -> Graph:
+        """The graph from its first nodes to these outputs, without what these do not need."""
+        whole = self.writer.result()
+        nodes = (*first, *whole.nodes)
+        nodes = tuple(nodes[i] for i in places_of(nodes, outputs))
+        read = {name for node in nodes for name in node.inputs} | {*outputs}
+        read -= self._constants.keys()
+        constants = {name: array for name, array in whole.constants.items() if name in read}
+        inputs, results = (tuple(map(self.value, names)) for names in (own, outputs))
+        return Graph(nodes, inputs, results, constants, whole.types, whole.shapes)
+
+    def reads(self, outputs: Sequence[str]) -> set[str]:
+        """The values that these outputs are made of."""
+        nodes = self.writer.result().nodes
+        read = {name for i in places_of(nodes, outputs) for name in nodes[i].inputs}
+        return read | {*outputs}
+
+    def with_states_of_runs(self, names: Sequence[str]) -> tuple[Graph, list[str]]:
+        """The graph as it was, with outputs that are inputs of each run; their names."""
+        copies = [self.writer.new_name(f"{name}_before") for name in names]
+        version = self.writer.version
+        nodes = [
+            Node("Identity", "", version, (name,), (copy,))
+            for name, copy in zip(names, copies, strict=True)
+        ]
+        values = []
+        for name, copy in zip(names, copies, strict=True):
+            if name in self.writer.sequences:
+                words = f"its gradient needs the sequence {cut(name)!r} of each run"
+                raise ArgumentError(f"{words}: expected an array")
+            values.append(self.value(name)._replace(name=copy))
+        part = replace(
+            self.part,
+            nodes=(*self.part.nodes, *nodes),
+            outputs=(*self.part.outputs, *values),
+        )
+        return part, copies
+
+
+def _value(writer: Writer, like: str, name: str) -> Value:
+    """The declaration of a value that is like another of a graph."""
+    if like in writer.sequences:
+        return Value(name, writer.sequences[like], None, is_sequence=True)
+    known = writer.constants.get(like)
+    shape = writer.shapes.get(like) if known is None else known.shape
+    return Value(name, writer.types.get(like), shape)
+
+
+def _run(
+    site: Site, op_type: str, inputs: Sequence[str], likes: Sequence[str], **attributes: Any
+) -> list[Term]:
+    """Add a node that runs graphs; its results, which are like other values of the graph."""
+    writer = site.writer
+    node = with_captures(Node(op_type, "", writer.version, tuple(inputs), (), attributes))
+    title = f"{site.node.name or site.node.outputs[0]}{SUFFIX}/{op_type}"
+    names = writer.add(
+        op_type, node.inputs, title, n_outputs=len(likes), attributes=node.attributes
+    )
+    for name, like in zip(names, likes, strict=True):
+        writer.declare_like(name, like)
+    return [Term(site, name) for name in names]
+
+
+@gradient("If")
+def if_(site: Site) -> Sequence[Term | None]:
+    """The gradients of the branch that runs; zeros of what it does not read."""
+    condition, *captured = site.node.inputs
+    wanted = [name for name, is_wanted in zip(captured, site.wanted[1:], strict=True) if is_wanted]
+    bodies, gradients = {}, {}
+    for name, part in parts_around(site.node).items():
+        body = bodies[name] = _Body(site, part, ())
+        pairs = zip(body.outputs, site.dys, strict=True)
+        seeds = [(y, dy.name) for y, dy in pairs if dy is not None]
+        gradients[name] = body.add_gradients(seeds, wanted)
+    moved = [x for x in wanted if any(x in each for each in gradients.values())]
+    if not moved:
+        return []
+    branches = {
+        name: body.graph((), (), [own.get(x) or zeros_of(body.writer, x) for x in moved])
+        for (name, body), own in zip(bodies.items(), gradients.values(), strict=True)
+    }
+    results = dict(zip(moved, _run(site, "If", [condition], moved, **branches), strict=True))
+    return [None, *(results.get(name) for name in captured)]
+
+
+@gradient("SequenceMap")
+def sequence_map(site: Site) -> Sequence[Term | None]:
+    """The gradients of each run; what all runs read has the sum of theirs."""
+    part, writer = parts_around(site.node)["body"], site.writer
+    n_own = len(part.inputs) - part.n_captured
+    outside = [*site.node.inputs[:n_own], *(item.name for item in part.inputs[n_own:])]
+    own = [
+        _element(item, writer.sequences[name])
+        if name in writer.sequences
+        else _value(writer, name, item.name)
+        for item, name in zip(part.inputs[:n_own], outside, strict=False)
+    ]
+    body = _Body(site, part, own)
+    pairs = [(y, dy) for y, dy in zip(body.outputs, site.dys, strict=True) if dy is not None]
+    seeds = [body.seed(f"{y}{SUFFIX}", y) for y, _ in pairs]
+    inside = [item.name for item in part.inputs]
+    wanted = [name for name, is_wanted in zip(inside, site.wanted, strict=True) if is_wanted]
+    gradients = body.add_gradients(
+        [(y, seed) for (y, _), seed in zip(pairs, seeds, strict=True)], wanted
+    )
+    if not gradients:
+        return []
+    likes = [outside[inside.index(name)] for name in gradients]
+    graph = body.graph((), [*inside[:n_own], *seeds], list(gradients.values()))
+    inputs = [*outside[:n_own], *(dy.name for _, dy in pairs)]
+    terms = _run(site, "SequenceMap", inputs, likes, body=graph)
+    results = {
+        name: term if like in writer.sequences else _sum_of_runs(site, term, like)
+        for name, like, term in zip(gradients, likes, terms, strict=True)
+    }
+    return [results.get(name) for name in inside]
+
+
+def _element(item: Value, dtype: Dtype | None) -> Value:
+    """The declaration of a sequence's array, of which the rank alone is believed."""
+    shape = None if item.shape is None else (None,) * len(item.shape)
+    return Value(item.name, item.dtype or dtype, shape)
+
+
+def _sum_of_runs(site: Site, sequence: Term, like: str) -> Term:
+    """The sum of a sequence of gradients of one value."""
+    site.writer.sequences[sequence.name] = site.writer.types.get(like)
+    rows = site.op("ConcatFromSequence", sequence, axis=0, new_axis=1)
+    return site.op("ReduceSum", rows, site.ints(0), keepdims=0)
+
+
+# ---- graphs that run several times ---------------------------------------------------------------
+
+
+class _Runs:
+    """The backward runs of a Loop or Scan: its states and what is added up over them."""
+
+    def __init__(
+        self,
+        site: Site,
+        body: _Body,
+        first: int,
+        states: Sequence[str],
+        others: Sequence[str] = (),
+    ) -> None:
+        """first: the place of the first state among the node's inputs; states: in the body.
+
+        others: values of the body whose gradients are wanted of each run.
+        """
+        self.site, self.body = site, body
+        self._first, self._others = first, others
+        n, node = len(states), site.node
+        results = body.outputs[node.op_type == "Loop" :][:n]
+        start = len(node.inputs) - body.part.n_captured
+        initial = site.wanted[first : first + n]
+        pairs = zip(node.inputs[start:], site.wanted[start:], strict=True)
+        self.captured = [name for name, is_wanted in pairs if is_wanted]
+        moving = {s for s, is_wanted in zip(states, initial, strict=True) if is_wanted}
+        moving = body.moving(moving.union(self.captured, others), states, results)
+        self.places = [k for k, name in enumerate(states) if name in moving]
+        self.moving = [states[k] for k in self.places]
+        self.seeds = [body.seed(f"{name}{SUFFIX}", name) for name in self.moving]
+        self.seeds_of_results = [
+            (results[k], seed) for k, seed in zip(self.places, self.seeds, strict=True)
+        ]
+
+    def add_gradients(self, seeds: Sequence[tuple[str, str]]) -> None:
+        """Add the gradients of states, of what is read around the graph, and of others."""
+        body = self.body
+        names = [*self.moving, *self.captured, *self._others]
+        gradients = body.add_gradients([*self.seeds_of_results, *seeds], names)
+        self.captured = [name for name in self.captured if name in gradients]
+        self.sums = [body.seed(f"{name}{SUFFIX}_sum", name) for name in self.captured]
+        pairs = zip(self.moving, self.seeds, strict=True)
+        self.outputs = [gradients.get(s) or zeros_of(body.writer, seed) for s, seed in pairs]
+        rows = zip(self.captured, self.sums, strict=True)
+        self.outputs += [body.sum(total, gradients[name]) for name, total in rows]
+        self.others = {name: gradients[name] for name in self._others if name in gradients}
+
+    @property
+    def inputs(self) -> list[str]:
+        """The inputs of the backward body by these states."""
+        return [*self.seeds, *self.sums]
+
+    def initial(self) -> list[str]:
+        """Gradients of the last states, and zeros."""
+        finals = [self.site.extra_output(k) for k in self.places]
+        dys = [self.site.dys[k] if k < len(self.site.dys) else None for k in self.places]
+        writer = self.site.writer
+        pairs = zip(dys, finals, strict=True)
+        starts = [zeros_of(writer, y.name) if dy is None else dy.name for dy, y in pairs]
+        return [*starts, *(zeros_of(writer, name) for name in self.captured)]
+
+    @property
+    def likes(self) -> list[str]:
+        """Values like the results."""
+        return [*(self.site.node.inputs[self._first + k] for k in self.places), *self.captured]
+
+    def results(self, terms: Sequence[Term], others: Mapping[int, Term]) -> list[Term | None]:
+        """The gradients by the node's inputs; others by place."""
+        n, names = len(self.places), self.site.node.inputs
+        states = dict(zip((self._first + k for k in self.places), terms, strict=False))
+        sums = dict(zip(self.captured, terms[n:], strict=False))
+        start = len(names) - self.body.part.n_captured
+        known = {**states, **others}
+        return [sums.get(x) if k >= start else known.get(k) for k, x in enumerate(names)]
+
+
+@gradient("Loop")
+def loop(site: Site) -> Sequence[Term | None]:
+    """The gradients of the runs that there were, from the last one to the first."""
+    part = parts_around(site.node)["body"]
+    n_own = len(part.inputs) - part.n_captured
+    step, condition, *states = [item.name for item in part.inputs[:n_own]]
+    own = [Value(step, INT64, ()), Value(condition, BOOL, ())]
+    own += [
+        _state(item, _value(site.writer, name, name))
+        for item, name in zip(part.inputs[2:n_own], site.node.inputs[2:n_own], strict=True)
+    ]
+    body = _Body(site, part, own)
+    runs = _Runs(site, body, 2, states)
+    scans = []
+    for y, dy in zip(body.outputs[n_own - 1 :], site.dys[n_own - 2 :], strict=False):
+        if dy is not None:
+            scans.append((y, body.writer.add("Gather", (dy.name, step), dy.name)[0]))
+    runs.add_gradients(scans)
+    if not runs.outputs:
+        return []
+    needed = body.reads(runs.outputs)
+    stored = [name for name in states if name in needed]
+    n_runs, stacks = _store(site, body, stored, step)
+    last = site.op("Sub", n_runs, site.constant(np.array(1, INT64)))
+    body.writer.constants[condition] = np.array(True)
+    back, go = (body.writer.new_name(name) for name in ("back", "go"))
+    version = site.writer.version
+    first = [Node("Sub", "", version, (last.name, back), (step,))]
+    first += [
+        Node("Gather", "", version, (stack, step), (name,))
+        for name, stack in zip(stored, stacks, strict=False)
+    ]
+    body.writer.types |= {back: INT64, go: BOOL}
+    body.writer.shapes |= {back: (), go: ()}
+    graph = body.graph(first, [back, go, *runs.inputs], [go, *runs.outputs])
+    inputs = [n_runs.name, "", *runs.initial()]
+    return runs.results(_run(site, "Loop", inputs, runs.likes, body=graph), {})
+
+
+def _state(item: Value, initial: Value) -> Value:
+    """The declaration of a state: extents may change from run to run, and those that the graph
+    says may be others than those of the first."""
+    if initial.is_sequence:
+        return Value(item.name, initial.dtype or item.dtype, None, is_sequence=True)
+    shape = initial.shape
+    if shape is not None:
+        said = item.shape or (None,) * len(shape)
+        shape = tuple(n if n == m else None for n, m in zip(shape, said, strict=False))
+    return Value(item.name, item.dtype or initial.dtype, shape)
+
+
+def _store(site: Site, body: _Body, states: Sequence[str], step: str) -> tuple[Term, list[str]]:
+    """Let a loop give these states of each run; how many runs there were, and the stacks' names."""
+    n_states = len(body.part.inputs) - body.part.n_captured - 2
+    n_scans = len(body.outputs) - 1 - n_states
+    known = [y for y in site.outputs[n_states:] if y is not None]
+    stored = [*states, *(() if known or states else (step,))]
+    graph, _ = body.with_states_of_runs(stored)
+    outputs = [*site.node.outputs, *[""] * (n_states + n_scans - len(site.node.outputs))]
+    stacks = [site.writer.new_name(f"{name}_runs") for name in stored]
+    for name, stack in zip(stored, stacks, strict=True):
+        site.writer.types[stack] = body.writer.types[name]
+    attributes = {**site.node.attributes, "body": graph}
+    site.replace_node(outputs=(*outputs, *stacks), attributes=attributes)
+    like = known[0] if known else Term(site, stacks[0])
+    shape = site.op("Shape", like, dtype=INT64)
+    return site.op("Gather", shape, site.constant(np.array(0, INT64))), stacks
+
+
+@gradient("Scan")
+def scan(site: Site) -> Sequence[Term | None]:
+    """A scan in the other direction, over the same arrays and the states of each run."""
+    node, part = site.node, parts_around(site.node)["body"]
+    n_scans = site.attribute("num_scan_inputs", 0)
+    n_states = len(part.inputs) - part.n_captured - n_scans
+    n_stacks = len(node.outputs) - n_states
+    in_axes = site.attribute("scan_input_axes", ()) or (0,) * n_scans
+    in_ways = site.attribute("scan_input_directions", ()) or (0,) * n_scans
+    out_axes = site.attribute("scan_output_axes", ()) or (0,) * n_stacks
+    out_ways = site.attribute("scan_output_directions", ()) or (0,) * n_stacks
+    declared = [_value(site.writer, name, name) for name in node.inputs[: n_states + n_scans]]
+    own = [
+        Value(item.name, item.dtype or known.dtype, known.shape)
+        for item, known in zip(part.inputs[:n_states], declared, strict=False)
+    ]
+    own += [
+        Value(item.name, item.dtype or known.dtype, _without_axis(known.shape, axis))
+        for item, known, axis in zip(
+            part.inputs[n_states : n_states + n_scans], declared[n_states:], in_axes, strict=True
+        )
+    ]
+    body = _Body(site, part, own)
+    states, xs = ([item.name for item in own[a:b]] for a, b in ((0, n_states), (n_states, None)))
+    wanted = [x for k, x in enumerate(xs) if site.wanted[n_states + k]]
+    runs = _Runs(site, body, 0, states, wanted)
+    columns, rows = [], []  # what is scanned: its name in the body, array, axis and direction
+    for k, dy in enumerate(site.dys[n_states:]):
+        if dy is not None:
+            y = body.outputs[n_states + k]
+            seed = body.seed(f"{y}{SUFFIX}", y)
+            rows.append((y, seed))
+            columns.append((seed, dy.name, out_axes[k], 1 - out_ways[k]))
+    runs.add_gradients(rows)
+    results = list(runs.others.values())
+    if not (runs.outputs or results):
+        return []
+    needed = body.reads([*runs.outputs, *results])
+    stored = [name for name in states if name in needed]
+    graph, _ = body.with_states_of_runs(stored)
+    stacks = [site.writer.new_name(f"{name}_runs") for name in stored]
+    for name, stack in zip(stored, stacks, strict=True):
+        site.writer.types[stack] = body.writer.types[name]
+    new: dict[str, Any] = {"body": graph}
+    for name, values in (("scan_output_axes", out_axes), ("scan_output_directions", out_ways)):
+        new[name] = (*values, *(0,) * len(stored))
+    site.replace_node(outputs=(*node.outputs, *stacks), attributes={**node.attributes, **new})
+    columns += [(name, stack, 0, 1) for name, stack in zip(stored, stacks, strict=True)]
+    columns += [
+        (x, node.inputs[n_states + k], in_axes[k], 1 - in_ways[k])
+        for k, x in enumerate(xs)
+        if x in needed or not columns
+    ]
+    places = {k: x for k, x in enumerate(xs) if x in runs.others}
+    terms = _run(
+        site,
+        "Scan",
+        [*runs.initial(), *(array for _, array, _, _ in columns)],
+        [*runs.likes, *(node.inputs[n_states + k] for k in places)],
+        body=body.graph(
+            (), [*runs.inputs, *(name for name, *_ in columns)], [*runs.outputs, *results]
+        ),
+        num_scan_inputs=len(columns),
+        scan_input_axes=tuple(axis for _, _, axis, _ in columns),
+        scan_input_directions=tuple(way for *_, way in columns),
+        scan_output_axes=tuple(in_axes[k] for k in places),
+        scan_output_directions=tuple(1 - in_ways[k] for k in places),
+    )
+    n = len(runs.likes)
+    others = {n_states + k: term for k, term in zip(places, terms[n:], strict=True)}
+    return runs.results(terms[:n], others)
+
+
+def _without_axis(shape: Sequence[Any] | None, axis: int) -> tuple[Any, ...] | None:
+    if shape is None:
+        return None
+    axis %= len(shape)
+    return (*shape[:axis], *shape[axis + 1 :])
