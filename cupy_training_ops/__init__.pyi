@@ -122,6 +122,8 @@ __all__ = [
     "fake_quant_grad",
     "fast_gelu",
     "fast_gelu_grad",
+    "flash_attention",
+    "flash_attention_grad",
     "flatten_and_unpad",
     "gather_elements_grad",
     "gather_grad",
@@ -258,6 +260,8 @@ __all__ = [
     "FakeQuantGrad",
     "FastGelu",
     "FastGeluGrad",
+    "FlashAttention",
+    "FlashAttentionGrad",
     "FlattenAndUnpad",
     "GatherElementsGrad",
     "GatherGrad",
@@ -513,6 +517,10 @@ def get_op(name: Literal["FakeQuantGrad"], version: int | None = None, domain: L
 def get_op(name: Literal["FastGelu"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FastGelu]: ...
 @overload
 def get_op(name: Literal["FastGeluGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FastGeluGrad]: ...
+@overload
+def get_op(name: Literal["FlashAttention"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[FlashAttention]: ...
+@overload
+def get_op(name: Literal["FlashAttentionGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[FlashAttentionGrad]: ...
 @overload
 def get_op(name: Literal["FlattenAndUnpad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FlattenAndUnpad]: ...
 @overload
@@ -2536,6 +2544,142 @@ def fast_gelu_grad(
     dY: _Other, X: _Other, *, out: _Other | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any: ...
+@overload
+def flash_attention(
+    Q: _NumPy, K: _NumPy, V: _NumPy, attn_mask: _NumPy | None = None,
+    nonpad_kv_seqlen: _NumPy | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Attention: Y = P V, P = softmax of S over keys, S = scale Q K^T, and LSE = ln sum of e^S. Returns (Y, LSE)."""
+@overload
+def flash_attention(
+    Q: _NumPy, K: _NumPy, V: _NumPy, attn_mask: _NumPy | None = None,
+    nonpad_kv_seqlen: _NumPy | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["Y", "LSE"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def flash_attention(
+    Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], attn_mask: Tensor[_T] | None = None,
+    nonpad_kv_seqlen: Tensor[_T] | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def flash_attention(
+    Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], attn_mask: Tensor[_T] | None = None,
+    nonpad_kv_seqlen: Tensor[_T] | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["Y", "LSE"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def flash_attention(
+    Q: CupyArray, K: CupyArray, V: CupyArray, attn_mask: CupyArray | None = None,
+    nonpad_kv_seqlen: CupyArray | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def flash_attention(
+    Q: CupyArray, K: CupyArray, V: CupyArray, attn_mask: CupyArray | None = None,
+    nonpad_kv_seqlen: CupyArray | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["Y", "LSE"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def flash_attention(
+    Q: _Other, K: _Other, V: _Other, attn_mask: _Other | None = None,
+    nonpad_kv_seqlen: _Other | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["Y", "LSE"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
+def flash_attention_grad(
+    dY: _NumPy, Q: _NumPy, K: _NumPy, V: _NumPy, Y: _NumPy, LSE: _NumPy,
+    attn_mask: _NumPy | None = None, nonpad_kv_seqlen: _NumPy | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Gradient of FlashAttention: dS = P (dY V^T - sum of dY Y), dV = P^T dY, dQ = scale dS K. Returns (dQ, dK, dV, dS)."""
+@overload
+def flash_attention_grad(
+    dY: _NumPy, Q: _NumPy, K: _NumPy, V: _NumPy, Y: _NumPy, LSE: _NumPy,
+    attn_mask: _NumPy | None = None, nonpad_kv_seqlen: _NumPy | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def flash_attention_grad(
+    dY: Tensor[_T], Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], Y: Tensor[_T], LSE: Tensor[_T],
+    attn_mask: Tensor[_T] | None = None, nonpad_kv_seqlen: Tensor[_T] | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T, _T]: ...
+@overload
+def flash_attention_grad(
+    dY: Tensor[_T], Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], Y: Tensor[_T], LSE: Tensor[_T],
+    attn_mask: Tensor[_T] | None = None, nonpad_kv_seqlen: Tensor[_T] | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any]: ...
+@overload
+def flash_attention_grad(
+    dY: CupyArray, Q: CupyArray, K: CupyArray, V: CupyArray, Y: CupyArray, LSE: CupyArray,
+    attn_mask: CupyArray | None = None, nonpad_kv_seqlen: CupyArray | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+@overload
+def flash_attention_grad(
+    dY: CupyArray, Q: CupyArray, K: CupyArray, V: CupyArray, Y: CupyArray, LSE: CupyArray,
+    attn_mask: CupyArray | None = None, nonpad_kv_seqlen: CupyArray | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def flash_attention_grad(
+    dY: _Other, Q: _Other, K: _Other, V: _Other, Y: _Other, LSE: _Other,
+    attn_mask: _Other | None = None, nonpad_kv_seqlen: _Other | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[_Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any, Any]: ...
 @overload
 def flatten_and_unpad(
     input: _NumPy, indices: _NumPy, *,
@@ -7919,6 +8063,162 @@ class FastGeluGrad(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, dY: _Array, X: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class FlashAttention(Op):
+    """Attention: Y = P V, P = softmax of S over keys, S = scale Q K^T, and LSE = ln sum of e^S. Returns (Y, LSE)."""
+    is_causal: Final[bool]
+    q_num_heads: Final[int | None]
+    kv_num_heads: Final[int | None]
+    scale: Final[float | None]
+    softcap: Final[float]
+    pads_mask: Final[bool]
+    def __init__(
+        self, *, is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+        kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+        pads_mask: _Boolean = False,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, Q: _NumPy, K: _NumPy, V: _NumPy, attn_mask: _NumPy | None = None,
+        nonpad_kv_seqlen: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, Q: _NumPy, K: _NumPy, V: _NumPy, attn_mask: _NumPy | None = None,
+        nonpad_kv_seqlen: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["Y", "LSE"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], attn_mask: Tensor[_T] | None = None,
+        nonpad_kv_seqlen: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], attn_mask: Tensor[_T] | None = None,
+        nonpad_kv_seqlen: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["Y", "LSE"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, Q: CupyArray, K: CupyArray, V: CupyArray, attn_mask: CupyArray | None = None,
+        nonpad_kv_seqlen: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, Q: CupyArray, K: CupyArray, V: CupyArray, attn_mask: CupyArray | None = None,
+        nonpad_kv_seqlen: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["Y", "LSE"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, Q: _Other, K: _Other, V: _Other, attn_mask: _Other | None = None,
+        nonpad_kv_seqlen: _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["Y", "LSE"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, Q: _Array | EllipsisType, K: _Array | EllipsisType, V: _Array | EllipsisType,
+        attn_mask: _Array | None | EllipsisType = None,
+        nonpad_kv_seqlen: _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "LSE"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, Q: _Array, K: _Array, V: _Array, attn_mask: _Array | None = None,
+        nonpad_kv_seqlen: _Array | None = None, *,
+        outputs: Sequence[Literal["Y", "LSE"]] | None = None,
+    ) -> int: ...
+
+class FlashAttentionGrad(Op):
+    """Gradient of FlashAttention: dS = P (dY V^T - sum of dY Y), dV = P^T dY, dQ = scale dS K. Returns (dQ, dK, dV, dS)."""
+    is_causal: Final[bool]
+    q_num_heads: Final[int | None]
+    kv_num_heads: Final[int | None]
+    scale: Final[float | None]
+    softcap: Final[float]
+    pads_mask: Final[bool]
+    mask_gradient: Final[bool]
+    def __init__(
+        self, *, is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+        kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+        pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, Q: _NumPy, K: _NumPy, V: _NumPy, Y: _NumPy, LSE: _NumPy,
+        attn_mask: _NumPy | None = None, nonpad_kv_seqlen: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, Q: _NumPy, K: _NumPy, V: _NumPy, Y: _NumPy, LSE: _NumPy,
+        attn_mask: _NumPy | None = None, nonpad_kv_seqlen: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], Y: Tensor[_T],
+        LSE: Tensor[_T], attn_mask: Tensor[_T] | None = None,
+        nonpad_kv_seqlen: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], Y: Tensor[_T],
+        LSE: Tensor[_T], attn_mask: Tensor[_T] | None = None,
+        nonpad_kv_seqlen: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, Q: CupyArray, K: CupyArray, V: CupyArray, Y: CupyArray, LSE: CupyArray,
+        attn_mask: CupyArray | None = None, nonpad_kv_seqlen: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, Q: CupyArray, K: CupyArray, V: CupyArray, Y: CupyArray, LSE: CupyArray,
+        attn_mask: CupyArray | None = None, nonpad_kv_seqlen: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, dY: _Other, Q: _Other, K: _Other, V: _Other, Y: _Other, LSE: _Other,
+        attn_mask: _Other | None = None, nonpad_kv_seqlen: _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any, Any]: ...
+    def bound(
+        self, dY: _Array | EllipsisType, Q: _Array | EllipsisType, K: _Array | EllipsisType,
+        V: _Array | EllipsisType, Y: _Array | EllipsisType, LSE: _Array | EllipsisType,
+        attn_mask: _Array | None | EllipsisType = None,
+        nonpad_kv_seqlen: _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, Q: _Array, K: _Array, V: _Array, Y: _Array, LSE: _Array,
+        attn_mask: _Array | None = None, nonpad_kv_seqlen: _Array | None = None, *,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]] | None = None,
     ) -> int: ...
 
 class FlattenAndUnpad(Op):
