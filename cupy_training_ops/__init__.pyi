@@ -122,6 +122,8 @@ __all__ = [
     "fake_quant_grad",
     "fast_gelu",
     "fast_gelu_grad",
+    "flash_attention",
+    "flash_attention_grad",
     "flatten_and_unpad",
     "gather_elements_grad",
     "gather_grad",
@@ -258,6 +260,8 @@ __all__ = [
     "FakeQuantGrad",
     "FastGelu",
     "FastGeluGrad",
+    "FlashAttention",
+    "FlashAttentionGrad",
     "FlattenAndUnpad",
     "GatherElementsGrad",
     "GatherGrad",
@@ -513,6 +517,10 @@ def get_op(name: Literal["FakeQuantGrad"], version: int | None = None, domain: L
 def get_op(name: Literal["FastGelu"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FastGelu]: ...
 @overload
 def get_op(name: Literal["FastGeluGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FastGeluGrad]: ...
+@overload
+def get_op(name: Literal["FlashAttention"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[FlashAttention]: ...
+@overload
+def get_op(name: Literal["FlashAttentionGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[FlashAttentionGrad]: ...
 @overload
 def get_op(name: Literal["FlattenAndUnpad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FlattenAndUnpad]: ...
 @overload
@@ -2253,7 +2261,8 @@ def cross_entropy_loss_and_grad(
     scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Loss and gradient in one call: d_scores = (softmax - [label]) loss_scale weights[label] / N. Returns (output, d_scores)."""
@@ -2262,7 +2271,8 @@ def cross_entropy_loss_and_grad(
     scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: Sequence[Literal["output", "d_scores"]], workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
 @overload
@@ -2270,7 +2280,8 @@ def cross_entropy_loss_and_grad(
     scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[_T, _T]: ...
 @overload
@@ -2278,7 +2289,8 @@ def cross_entropy_loss_and_grad(
     scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: Sequence[Literal["output", "d_scores"]], workspace: _Memory | None = None,
 ) -> tuple[_T | Any, _T | Any]: ...
 @overload
@@ -2286,7 +2298,8 @@ def cross_entropy_loss_and_grad(
     scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[CupyArray | None, CupyArray | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[CupyArray, CupyArray]: ...
 @overload
@@ -2294,7 +2307,8 @@ def cross_entropy_loss_and_grad(
     scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[CupyArray | None, CupyArray | None] | None = None,
     outputs: Sequence[Literal["output", "d_scores"]], workspace: _Memory | None = None,
 ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
 @overload
@@ -2302,7 +2316,8 @@ def cross_entropy_loss_and_grad(
     scores: _Other, labels: _Other, weights: _Other | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | _Other | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
-    check: _Boolean = False, out: tuple[_Other | None, _Other | None] | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0, out: tuple[_Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["output", "d_scores"]] | None = None,
     workspace: _Memory | None = None,
 ) -> tuple[Any, Any]: ...
@@ -2529,6 +2544,142 @@ def fast_gelu_grad(
     dY: _Other, X: _Other, *, out: _Other | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any: ...
+@overload
+def flash_attention(
+    Q: _NumPy, K: _NumPy, V: _NumPy, attn_mask: _NumPy | None = None,
+    nonpad_kv_seqlen: _NumPy | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Attention: Y = P V, P = softmax of S over keys, S = scale Q K^T, and LSE = ln sum of e^S. Returns (Y, LSE)."""
+@overload
+def flash_attention(
+    Q: _NumPy, K: _NumPy, V: _NumPy, attn_mask: _NumPy | None = None,
+    nonpad_kv_seqlen: _NumPy | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["Y", "LSE"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def flash_attention(
+    Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], attn_mask: Tensor[_T] | None = None,
+    nonpad_kv_seqlen: Tensor[_T] | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def flash_attention(
+    Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], attn_mask: Tensor[_T] | None = None,
+    nonpad_kv_seqlen: Tensor[_T] | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["Y", "LSE"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def flash_attention(
+    Q: CupyArray, K: CupyArray, V: CupyArray, attn_mask: CupyArray | None = None,
+    nonpad_kv_seqlen: CupyArray | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def flash_attention(
+    Q: CupyArray, K: CupyArray, V: CupyArray, attn_mask: CupyArray | None = None,
+    nonpad_kv_seqlen: CupyArray | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["Y", "LSE"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def flash_attention(
+    Q: _Other, K: _Other, V: _Other, attn_mask: _Other | None = None,
+    nonpad_kv_seqlen: _Other | None = None, *, is_causal: _Boolean = False,
+    q_num_heads: _Integer | None = None, kv_num_heads: _Integer | None = None,
+    scale: _Real | None = None, softcap: _Real = 0.0, pads_mask: _Boolean = False,
+    out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["Y", "LSE"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
+def flash_attention_grad(
+    dY: _NumPy, Q: _NumPy, K: _NumPy, V: _NumPy, Y: _NumPy, LSE: _NumPy,
+    attn_mask: _NumPy | None = None, nonpad_kv_seqlen: _NumPy | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Gradient of FlashAttention: dS = P (dY V^T - sum of dY Y), dV = P^T dY, dQ = scale dS K. Returns (dQ, dK, dV, dS)."""
+@overload
+def flash_attention_grad(
+    dY: _NumPy, Q: _NumPy, K: _NumPy, V: _NumPy, Y: _NumPy, LSE: _NumPy,
+    attn_mask: _NumPy | None = None, nonpad_kv_seqlen: _NumPy | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def flash_attention_grad(
+    dY: Tensor[_T], Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], Y: Tensor[_T], LSE: Tensor[_T],
+    attn_mask: Tensor[_T] | None = None, nonpad_kv_seqlen: Tensor[_T] | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T, _T]: ...
+@overload
+def flash_attention_grad(
+    dY: Tensor[_T], Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], Y: Tensor[_T], LSE: Tensor[_T],
+    attn_mask: Tensor[_T] | None = None, nonpad_kv_seqlen: Tensor[_T] | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any]: ...
+@overload
+def flash_attention_grad(
+    dY: CupyArray, Q: CupyArray, K: CupyArray, V: CupyArray, Y: CupyArray, LSE: CupyArray,
+    attn_mask: CupyArray | None = None, nonpad_kv_seqlen: CupyArray | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+@overload
+def flash_attention_grad(
+    dY: CupyArray, Q: CupyArray, K: CupyArray, V: CupyArray, Y: CupyArray, LSE: CupyArray,
+    attn_mask: CupyArray | None = None, nonpad_kv_seqlen: CupyArray | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def flash_attention_grad(
+    dY: _Other, Q: _Other, K: _Other, V: _Other, Y: _Other, LSE: _Other,
+    attn_mask: _Other | None = None, nonpad_kv_seqlen: _Other | None = None, *,
+    is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+    kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+    pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    out: tuple[_Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any, Any]: ...
 @overload
 def flatten_and_unpad(
     input: _NumPy, indices: _NumPy, *,
@@ -4527,7 +4678,7 @@ def relu_with_bits(
     X: _NumPy, *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Relu and sign bits: Y = max(X, 0), bit 7 - j of bits[k] = X[8 k + j] > 0. Returns (Y, bits)."""
+    """Relu and its bits: Y = max(X, 0), bit 7 - j of bits[k] = not X[8 k + j] <= 0. Returns (Y, bits)."""
 @overload
 def relu_with_bits(
     X: _NumPy, *, out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
@@ -7524,9 +7675,13 @@ class CrossEntropyLossAndGrad(Op):
     reduction: Final[Literal["mean", "sum", "none"]]
     output_type: Final[np.dtype[Any] | None]
     check: Final[bool]
+    label_smoothing: Final[float]
+    lse_square_scale: Final[float]
+    softcap: Final[float]
     def __init__(
         self, *, reduction: Literal["mean", "sum", "none"] = "mean",
-        output_type: _Dtype | None = None, check: _Boolean = False,
+        output_type: _Dtype | None = None, check: _Boolean = False, label_smoothing: _Real = 0.0,
+        lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
     ) -> None: ...
     @overload
     def __call__(
@@ -7908,6 +8063,162 @@ class FastGeluGrad(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, dY: _Array, X: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class FlashAttention(Op):
+    """Attention: Y = P V, P = softmax of S over keys, S = scale Q K^T, and LSE = ln sum of e^S. Returns (Y, LSE)."""
+    is_causal: Final[bool]
+    q_num_heads: Final[int | None]
+    kv_num_heads: Final[int | None]
+    scale: Final[float | None]
+    softcap: Final[float]
+    pads_mask: Final[bool]
+    def __init__(
+        self, *, is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+        kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+        pads_mask: _Boolean = False,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, Q: _NumPy, K: _NumPy, V: _NumPy, attn_mask: _NumPy | None = None,
+        nonpad_kv_seqlen: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, Q: _NumPy, K: _NumPy, V: _NumPy, attn_mask: _NumPy | None = None,
+        nonpad_kv_seqlen: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["Y", "LSE"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], attn_mask: Tensor[_T] | None = None,
+        nonpad_kv_seqlen: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], attn_mask: Tensor[_T] | None = None,
+        nonpad_kv_seqlen: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["Y", "LSE"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, Q: CupyArray, K: CupyArray, V: CupyArray, attn_mask: CupyArray | None = None,
+        nonpad_kv_seqlen: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, Q: CupyArray, K: CupyArray, V: CupyArray, attn_mask: CupyArray | None = None,
+        nonpad_kv_seqlen: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["Y", "LSE"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, Q: _Other, K: _Other, V: _Other, attn_mask: _Other | None = None,
+        nonpad_kv_seqlen: _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["Y", "LSE"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, Q: _Array | EllipsisType, K: _Array | EllipsisType, V: _Array | EllipsisType,
+        attn_mask: _Array | None | EllipsisType = None,
+        nonpad_kv_seqlen: _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "LSE"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, Q: _Array, K: _Array, V: _Array, attn_mask: _Array | None = None,
+        nonpad_kv_seqlen: _Array | None = None, *,
+        outputs: Sequence[Literal["Y", "LSE"]] | None = None,
+    ) -> int: ...
+
+class FlashAttentionGrad(Op):
+    """Gradient of FlashAttention: dS = P (dY V^T - sum of dY Y), dV = P^T dY, dQ = scale dS K. Returns (dQ, dK, dV, dS)."""
+    is_causal: Final[bool]
+    q_num_heads: Final[int | None]
+    kv_num_heads: Final[int | None]
+    scale: Final[float | None]
+    softcap: Final[float]
+    pads_mask: Final[bool]
+    mask_gradient: Final[bool]
+    def __init__(
+        self, *, is_causal: _Boolean = False, q_num_heads: _Integer | None = None,
+        kv_num_heads: _Integer | None = None, scale: _Real | None = None, softcap: _Real = 0.0,
+        pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, Q: _NumPy, K: _NumPy, V: _NumPy, Y: _NumPy, LSE: _NumPy,
+        attn_mask: _NumPy | None = None, nonpad_kv_seqlen: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, Q: _NumPy, K: _NumPy, V: _NumPy, Y: _NumPy, LSE: _NumPy,
+        attn_mask: _NumPy | None = None, nonpad_kv_seqlen: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], Y: Tensor[_T],
+        LSE: Tensor[_T], attn_mask: Tensor[_T] | None = None,
+        nonpad_kv_seqlen: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], Y: Tensor[_T],
+        LSE: Tensor[_T], attn_mask: Tensor[_T] | None = None,
+        nonpad_kv_seqlen: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, Q: CupyArray, K: CupyArray, V: CupyArray, Y: CupyArray, LSE: CupyArray,
+        attn_mask: CupyArray | None = None, nonpad_kv_seqlen: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, Q: CupyArray, K: CupyArray, V: CupyArray, Y: CupyArray, LSE: CupyArray,
+        attn_mask: CupyArray | None = None, nonpad_kv_seqlen: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, dY: _Other, Q: _Other, K: _Other, V: _Other, Y: _Other, LSE: _Other,
+        attn_mask: _Other | None = None, nonpad_kv_seqlen: _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any, Any]: ...
+    def bound(
+        self, dY: _Array | EllipsisType, Q: _Array | EllipsisType, K: _Array | EllipsisType,
+        V: _Array | EllipsisType, Y: _Array | EllipsisType, LSE: _Array | EllipsisType,
+        attn_mask: _Array | None | EllipsisType = None,
+        nonpad_kv_seqlen: _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, Q: _Array, K: _Array, V: _Array, Y: _Array, LSE: _Array,
+        attn_mask: _Array | None = None, nonpad_kv_seqlen: _Array | None = None, *,
+        outputs: Sequence[Literal["dQ", "dK", "dV", "dS"]] | None = None,
     ) -> int: ...
 
 class FlattenAndUnpad(Op):
@@ -10681,7 +10992,7 @@ class ReluGradFromBits(Op):
     ) -> int: ...
 
 class ReluWithBits(Op):
-    """Relu and sign bits: Y = max(X, 0), bit 7 - j of bits[k] = X[8 k + j] > 0. Returns (Y, bits)."""
+    """Relu and its bits: Y = max(X, 0), bit 7 - j of bits[k] = not X[8 k + j] <= 0. Returns (Y, bits)."""
     def __init__(self) -> None: ...
     @overload
     def __call__(

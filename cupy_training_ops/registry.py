@@ -29,8 +29,8 @@ Versions = type[Op] | tuple[type[Op], ...]
 Table = Mapping[str, Versions]  # of a family: class by name, or a class for each version
 
 _FAMILIES = (
-    "activation adam batch_norm collective control conv cross_entropy dropout elementwise "
-    "gather gist gist_guard gist_narrow gist_sparse gradient interop lamb layer_norm "
+    "activation adam attention batch_norm collective control conv cross_entropy dropout "
+    "elementwise gather gist gist_guard gist_narrow gist_sparse gradient interop lamb layer_norm "
     "optimizer padding pooling reduction resize softmax tensor"
 )
 FAMILIES: Mapping[str, Table] = {

@@ -8,8 +8,8 @@
 // BY_ROWS and BY_COLUMNS are for tensor cores only: types of two bytes, and TF32 whose lines are
 // COPIED without rounding.
 #pragma once
+#include "algorithm/tensor_core.cuh"
 #include "conv/facts.cuh"
-#include "conv/tensor_core.cuh"
 #include "core/vec.cuh"
 
 namespace cto::conv::tile {

@@ -16,6 +16,7 @@
 #include "cross_entropy/facts.cuh"
 #include "cross_entropy/labels.cuh"
 #include "cross_entropy/loss_and_gradient.cuh"
+#include "cross_entropy/regularized.cuh"
 
 // T: scores, or log-probabilities and dY. TOUT: the outputs, and a bias.
 #ifndef CTO_TOUT
@@ -55,6 +56,7 @@ using Divisor = cross_entropy::Divisor<A>;
 using DenseSum = cross_entropy::distributions::DenseSum<A>;
 using Losses = cross_entropy::labels::Losses<TOUT, A>;
 using LossAndGradient = cross_entropy::loss_and_gradient::LossAndGradient<T, TOUT>;
+using RegularizedLoss = cross_entropy::regularized::RegularizedLoss<T, TOUT>;
 using Target = cross_entropy::labels::Target<A>;
 using cross_entropy::labels::target_of;
 
@@ -353,6 +355,56 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
                                {output, losses},
                                static_cast<A>(as_double(scale)),
                                {divisor, n}};
+    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread});
+}
+
+// loss_and_gradient with smoothed labels, a square of the logarithm of the sum, and capped scores; see
+// regularized.cuh. Rows are contiguous.
+extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
+    cross_entropy__regularized_rows(const T* scores, const void* labels, const void* weights,
+                                    const __grid_constant__ Rule rule, T* gradient, TOUT* output,
+                                    Acc<T>* losses, const __grid_constant__ Either<1> scale,
+                                    const Acc<T>* divisor, double n, double smoothing,
+                                    double square, double cap, i64 n_rows, i64 length,
+                                    u32 threads) {
+    __shared__ A of_warp[WARP];
+    const RegularizedLoss call{{scores,
+                                labels,
+                                weights,
+                                rule,
+                                gradient,
+                                {output, losses},
+                                static_cast<A>(as_double(scale)),
+                                {divisor, n}},
+                               length,
+                               static_cast<A>(smoothing),
+                               static_cast<A>(square),
+                               static_cast<A>(cap)};
+    call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
+              RowThreads<A>{threads, of_warp});
+}
+// loss_and_gradient with smoothed labels, a square of the logarithm of the sum, and capped scores; see
+// regularized.cuh. Scores are (n_outer, length, stride): a line's elements are `stride` apart.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+    cross_entropy__regularized_columns(const T* scores, const void* labels, const void* weights,
+                                       const __grid_constant__ Rule rule, T* gradient, TOUT* output,
+                                       Acc<T>* losses, const __grid_constant__ Either<1> scale,
+                                       const Acc<T>* divisor, double n, double smoothing,
+                                       double square, double cap, i64 n_outer, i64 length,
+                                       i64 stride) {
+    __shared__ A of_thread[MAX_THREADS];
+    const RegularizedLoss call{{scores,
+                                labels,
+                                weights,
+                                rule,
+                                gradient,
+                                {output, losses},
+                                static_cast<A>(as_double(scale)),
+                                {divisor, n}},
+                               length,
+                               static_cast<A>(smoothing),
+                               static_cast<A>(square),
+                               static_cast<A>(cap)};
     call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread});
 }
 

@@ -13,6 +13,8 @@ namespace cto::facts::cross_entropy {
 constexpr int NBYTES = CTO_NBYTES;
 // Of log-probabilities that a thread holds beside a wider bias
 constexpr int NBYTES_BESIDE_WIDER = 64;
+// Of a block over rows at most, as capped scores take registers
+constexpr int REGULARIZED_THREADS = 512;
 constexpr int SUM_THREADS = 256;
 // Over rows, at most: of losses and of weights
 constexpr int N_SUMS = 2;

@@ -241,17 +241,17 @@ __device__ __forceinline__ void gate_elements(const T* dy, const u8* __restrict_
     }
 }
 
-// ---- Relu, and the bits that Pack1 makes --------------------------------------------------------
+// ---- Relu, and bits of what it passes on --------------------------------------------------------
 
-// x[i] = max(x[i], 0), a NaN stays. Returns the byte of Pack1: bit 7 - j is set where element j is
-// positive. SHARES neighbouring threads have the eight elements of a byte; each returns the byte.
+// x[i] = max(x[i], 0), a NaN stays. Returns a byte: bit 7 - j is set where element j is positive or
+// NaN. SHARES neighbouring threads have the eight elements of a byte; each returns the byte.
 __device__ __forceinline__ u32 rectify(Vec<T, WRITE>& x) {
     u32 bits = 0;
 #pragma unroll
     for (int i = 0; i < WRITE; ++i) {
-        const bool is_kept = is_positive(x.at[i]);
+        const bool is_kept = is_positive(x.at[i]) || nan::is_nan(x.at[i]);
         bits |= static_cast<u32>(is_kept) << (WRITE - 1 - i);
-        if (!is_kept && !nan::is_nan(x.at[i])) x.at[i] = from_acc<T>(0.0f);
+        if (!is_kept) x.at[i] = from_acc<T>(0.0f);
     }
     bits <<= (SHARES - 1 - threadIdx.x % SHARES) * WRITE;
 #pragma unroll
@@ -259,8 +259,8 @@ __device__ __forceinline__ u32 rectify(Vec<T, WRITE>& x) {
     return bits;
 }
 
-// y[i] = max(x[i], 0), a NaN stays; bit 7 - i % 8 of bits[i / 8] is set where x[i] > 0; i < n. y or
-// bits may be null. A thread has UNROLL vectors of WRITE elements, THREADS vectors apart.
+// y[i] = max(x[i], 0), a NaN stays; bit 7 - i % 8 of bits[i / 8] is set where x[i] is positive or NaN;
+// i < n. y or bits may be null. A thread has UNROLL vectors of WRITE elements, THREADS vectors apart.
 __device__ __forceinline__ void rectify_elements(const T* x, T* y, u8* bits, i64 n, bool aligned) {
     constexpr int UNROLL = TILE_NBYTES / 16;
     const i64 first = static_cast<i64>(blockIdx.x) * (UNROLL * THREADS) + threadIdx.x;
@@ -360,7 +360,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     relu_grad_from_bits(const T* dy, const u8* bits, T* dx, i64 n, bool aligned) {
     gate_elements(dy, bits, dx, n, aligned);
 }
-// y[i] = max(x[i], 0), and bit 7 - i % 8 of bits[i / 8] set where x[i] > 0; y or bits may be null.
+// y[i] = max(x[i], 0), and bit 7 - i % 8 of bits[i / 8] set where x[i] is positive or NaN; y or bits
+// may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     relu_with_bits(const T* x, T* y, u8* bits, i64 n, bool aligned) {
     rectify_elements(x, y, bits, n, aligned);

@@ -3,6 +3,8 @@
 
 y = Swish(x, alpha=2)    becomes    a = Constant(2); b = CastLike(a, x); c = Mul(x, b)
                                     d = Sigmoid(c); y = Mul(x, d)
+
+Attention becomes FlashAttention where that computes the same, without the matrix of scores.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import FLOAT32, FLOAT64, Dtype, HostArray
+from ..dtypes import BOOL, FLOAT32, FLOAT64, FLOATS, Dtype, HostArray
 from ..errors import ArgumentError, OpError, cut, pass_on
+from ..families.attention.operators import FlashAttention, max_width
 from .checks import output_types, part_types
 from .control import runs_graphs
 from .graph import Extent, Graph, Node, Problems, Value, check_attributes, subgraphs
@@ -25,6 +28,8 @@ from .runner import is_known
 
 _FLOAT, _DOUBLE = 1, 11  # ONNX's numbers of float32 and float64
 _FLOATS = ("value_float", "value_floats")
+_HEADS = ("q_num_heads", "kv_num_heads")
+_PADS_MASK = 24  # opset from which on a mask may be shorter than keys
 _KINDS: Mapping[str, Any] = {
     "INT": int,
     "FLOAT": float,
@@ -66,6 +71,7 @@ class _Expansion:
     def graph(self, graph: Graph, known: Mapping[str, Dtype]) -> Graph:
         """The graph with bodies; `known` has types of its inputs."""
         types = {**known, **{name: array.dtype for name, array in graph.constants.items()}}
+        shapes = {**graph.shapes, **{name: a.shape for name, a in graph.constants.items()}}
         names = {"", *graph.constants, *(item.name for item in graph.inputs)}
         names.update(name for node in graph.nodes for name in node.outputs)
         nodes: list[Node] = []
@@ -74,7 +80,10 @@ class _Expansion:
         while waiting:
             node, around = waiting.pop()
             self._count()
-            body = self._body(node, types, graph.shapes) if self._wanted(node) else None
+            body = None
+            if self._wanted(node):
+                node = self._by_kernels(node, types, shapes)
+                body = self._body(node, types, shapes)
             if body is None or node.op_type in around:
                 node = self._with_parts(_plain_cast(node, types) if around else node, types)
                 nodes.append(node)
@@ -97,6 +106,22 @@ class _Expansion:
         parts = subgraphs(node)
         wider = {k: self.graph(part, part_types(node, part, types)) for k, part in parts.items()}
         return replace(node, attributes={**node.attributes, **wider}) if parts else node
+
+    def _by_kernels(
+        self,
+        node: Node,
+        types: Mapping[str, Dtype],
+        shapes: Mapping[str, tuple[Extent, ...]],
+    ) -> Node:
+        """FlashAttention in place of a node whose scores nothing else needs; else the node."""
+        if node.op_type != "Attention" or not node.is_standard:
+            return node
+        try:
+            _check(node, _schema(node))
+        except OpError as error:  # which the body's check refuses
+            pass_on(error)
+            return node
+        return _flash_attention(node, types, shapes) or node
 
     def _body(
         self,
@@ -188,6 +213,48 @@ def _put_in_place(node: Node, body: _Body, names: set[str]) -> list[Node]:
         )
         for inner in body.nodes
     ]
+
+
+def _flash_attention(
+    node: Node, types: Mapping[str, Dtype], shapes: Mapping[str, tuple[Extent, ...]]
+) -> Node | None:
+    """FlashAttention in place of Attention; None where it may not compute the same.
+
+    It has no caches, no scores as a result, and heads of a few sizes, which the model has to say.
+    """
+    q, k, v, mask, *caches, lengths = (*node.inputs, *[""] * 7)[:7]
+    attributes = dict(node.attributes)
+    precision = attributes.pop("softmax_precision", _FLOAT)
+    attributes.pop("qk_matmul_output_mode", None)
+    windows = [attributes.pop(f"{side}_window_size", -1) for side in ("left", "right")]
+    dtype, rank = types.get(q), len(shapes.get(q, ()))
+    if rank == 4:
+        for name in _HEADS:
+            attributes.pop(name, None)
+    widths = [shapes[name][-1] if shapes.get(name) else None for name in (q, v)]
+    counts = [attributes.get(name, 1) for name in _HEADS]
+    fits = (
+        any(node.outputs[:1])
+        and not any((*node.outputs[1:], *caches))
+        and dtype in FLOATS
+        and types.get(k) == types.get(v) == dtype
+        and (not mask or types.get(mask) in (BOOL, dtype))
+        and (precision != _DOUBLE or dtype == FLOAT64)
+        and windows == [-1, -1]
+        and attributes.get("softcap", 0) >= 0
+        and attributes.get("scale", 1) >= 0
+        and rank == (3 if _HEADS[0] in attributes else 4)
+        and all(
+            isinstance(width, int) and 1 <= width // max(n, 1) <= max_width(dtype)
+            for width, n in zip(widths, counts, strict=True)
+        )
+    )
+    if not fits:
+        return None
+    inputs = _without_end((q, k, v, mask, lengths))
+    attributes["pads_mask"] = int(node.version >= _PADS_MASK)
+    op, ends = FlashAttention, (inputs, node.outputs[:1])
+    return Node(op.name, op.domain, op.since, *ends, attributes, node.name, node.place)
 
 
 def _is_double(node: Node, types: Mapping[str, Dtype]) -> bool:

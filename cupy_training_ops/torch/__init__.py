@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from .optim import Lamb as Lamb
 
 # torch.compile traces only these.
-leave_alone(__name__, __path__, apart={"conversion", "functional", "nn", "ops"})
+leave_alone(__name__, __path__, apart={"conversion", "functional", "nn", "ops", "to_pytorch"})
 
 _MODULES = ("functional", "nn", "ops")
 _NAMES = {
     "activation_codes": ".graph_codes",
     "Conversion": ".conversion",
     "convert": ".conversion",
+    "fallbacks": ".to_pytorch",
     "GradientBuckets": ".buckets",
 } | dict.fromkeys(("Adam", "AdamW", "SGD", "Lamb"), ".optim")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,21 +36,34 @@ _RMS_NORM = "RMSNorm"  # the end of class names in the library transformers
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of `convert` by module name: the new class, or why one was left.
+    """The result of `convert`.
 
-    reason: why nothing was swapped and nothing left.
+    swapped: the new class, by module name. left: why a module of a class that has a replacement was
+    left. left_classes: why modules of other classes were, by class name; without modules that only
+    contain others.
     """
 
     swapped: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
-    reason: str = ""
+    left_classes: dict[str, str] = field(default_factory=dict)
+    _originals: list[tuple[torch.nn.Module, type]] = field(
+        default_factory=list, repr=False, compare=False
+    )
 
     def __str__(self) -> str:
         counts = Counter(self.swapped.values())
         kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
-        lines = [f"swapped {kinds or 'nothing'}{self.reason and ': '}{self.reason}"]
+        lines = [f"swapped {kinds or 'nothing'}"]
         lines += [f"left {name or 'the model'}: {reason}" for name, reason in self.left.items()]
+        lines += [f"left every {name}: {why}" for name, why in sorted(self.left_classes.items())]
         return "\n".join(lines)
+
+    def undo(self) -> None:
+        """Give each module the class that it had; what was trained since stays."""
+        while self._originals:
+            module, cls = self._originals[-1]
+            module.__class__ = cls
+            self._originals.pop()
 
 
 def convert(
@@ -61,7 +74,8 @@ def convert(
     Modules remain the same objects, with parameters, hooks and state dicts: only their class is
     replaced by a subclass. This applies to PyTorch's own classes, not to subclasses, and to RMS
     norms of transformers. Call it before the model is compiled or wrapped. skip: names of classes
-    that are not replaced, as "Dropout".
+    that are not replaced, as "Dropout". The result says what was left and why; its `undo` puts all
+    back.
     """
     conversion, names = Conversion(), {cls.__name__ for cls in _REPLACEMENTS}
     is_module = isinstance(model, torch.nn.Module)
@@ -76,6 +90,7 @@ def convert(
             refuse("convert", "skip", expected, shown(name))
     for name, module in model.named_modules():
         if type(module).__name__ in skip:
+            conversion.left_classes[type(module).__name__] = "named in skip"
             continue
         replacement = _REPLACEMENTS.get(type(module)) or _of_transformers(module)
         reason = replacement and _reason(replacement, module)
@@ -84,18 +99,28 @@ def convert(
             conversion.left[name] = reason
         elif replacement is not None:
             conversion.swapped[name] = type(module).__name__
+            conversion._originals.append((module, type(module)))
             module.__class__ = replacement
-    if not conversion.swapped and not conversion.left:
-        return replace(conversion, reason=_why_nothing(model, names - set(skip)))
+        elif not _is_ours(module) and next(module.children(), None) is None:
+            conversion.left_classes.setdefault(type(module).__name__, _class_reason(module))
     return conversion
 
 
-def _why_nothing(model: torch.nn.Module, names: Set[str]) -> str:
-    """Return why a model has no module to be replaced."""
-    ours = tuple(_REPLACEMENTS.values())
-    if any(isinstance(m, ours) or type(m).__module__ == __name__ for m in model.modules()):
-        return "its modules are this package's already"
-    return f"the model has none of {', '.join(sorted(names))}, nor RMS norms of transformers"
+def _is_ours(module: torch.nn.Module) -> bool:
+    """Return True if a module was replaced before, or is one of this package's."""
+    return type(module).__module__ in (nn.__name__, __name__)
+
+
+def _class_reason(module: torch.nn.Module) -> str:
+    """Return why no module of a class is replaced."""
+    for cls in _REPLACEMENTS:
+        if isinstance(module, cls):
+            return f"a subclass of {cls.__name__}, which may compute something else"
+    if isinstance(module, torch.nn.ReLU):
+        return "most models save its result anyway, for the next layer"
+    if type(module).__name__.endswith(_RMS_NORM):
+        return "not of the form of transformers' RMS norms"
+    return "no kernel of this package computes it"
 
 
 def _reason(replacement: Any, module: torch.nn.Module) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import refuse, shown
+from ..errors import shown
 from . import functional
 
 __all__ = [
@@ -37,17 +37,14 @@ is_compiling = torch.compiler.is_compiling
 
 
 class Replacement:
-    """Base of the modules here; refuses arguments that this package does not support."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        reason = self.unsupported_argument(self)
-        if reason:
-            refuse(type(self).__name__, *reason)
+    """Base of the modules here."""
 
     @staticmethod
     def unsupported_argument(_: Any) -> tuple[str, str, str] | None:
-        """Return an unsupported argument as (name, expected, got), or None."""
+        """Return an argument that no kernel takes as (name, expected, got), or None.
+
+        A module with one calls PyTorch's function; `convert` leaves it.
+        """
         return None
 
 
@@ -84,7 +81,7 @@ class ReLU(Replacement, nn.ReLU):  # type: ignore[misc]
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():
             return super().forward(input)
-        return functional.relu(input)
+        return functional.relu(input, self.inplace)
 
     @staticmethod
     def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
@@ -97,6 +94,8 @@ class Softmax(Replacement, nn.Softmax):  # type: ignore[misc]
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():
             return super().forward(input).to(input.dtype)
+        if self.dim is None:
+            return functional.softmax(input, None, 5)
         return functional.softmax(input, self.dim)
 
     @staticmethod
@@ -110,6 +109,8 @@ class LogSoftmax(Replacement, nn.LogSoftmax):  # type: ignore[misc]
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():
             return super().forward(input).to(input.dtype)
+        if self.dim is None:
+            return functional.log_softmax(input, None, 5)
         return functional.log_softmax(input, self.dim)
 
     @staticmethod
@@ -123,7 +124,7 @@ class Dropout(Replacement, nn.Dropout):  # type: ignore[misc]
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():
             return super().forward(input)
-        return functional.dropout(input, self.p, self.training)
+        return functional.dropout(input, self.p, self.training, self.inplace)
 
     @staticmethod
     def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
@@ -134,7 +135,15 @@ class Embedding(Replacement, nn.Embedding):  # type: ignore[misc]
     """torch.nn.Embedding, whose gradient is the same in every run."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return functional.embedding(input, self.weight, self.padding_idx)
+        return functional.embedding(
+            input,
+            self.weight,
+            self.padding_idx,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.sparse,
+        )
 
     @staticmethod
     def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
@@ -147,10 +156,7 @@ class Embedding(Replacement, nn.Embedding):  # type: ignore[misc]
 
 
 class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
-    """torch.nn.CrossEntropyLoss; `inplace` writes the gradient over the scores.
-
-    Against probabilities it is PyTorch's own.
-    """
+    """torch.nn.CrossEntropyLoss; `inplace` writes the gradient over the scores."""
 
     def __init__(self, *arguments: Any, inplace: bool = False, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -159,17 +165,20 @@ class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
     inplace = False  # default of a module that `convert` replaced
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        if target.is_floating_point():
-            probable: Tensor = super().forward(input, target)
-            return probable
         return functional.cross_entropy(
-            input, target, self.weight, self.ignore_index, self.reduction, inplace=self.inplace
+            input,
+            target,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+            inplace=self.inplace,
         )
 
     @staticmethod
     def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
-        if module.label_smoothing:
-            return "label_smoothing", "0.0", shown(module.label_smoothing)
+        if module.label_smoothing and module.weight is not None:
+            return "label_smoothing", "0.0 with a weight", shown(module.label_smoothing)
         return None
 
 

@@ -14,9 +14,9 @@ from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, 
 from cupy_training_ops.registry import get_op
 
 MODULES = (
-    "activation", "batch_norm", "conv", "cross_entropy", "dropout", "elementwise", "gather",
-    "gist", "gradient", "layer_norm", "optimizer", "padding", "pooling", "reduction", "resize",
-    "softmax", "tensor",
+    "activation", "attention", "batch_norm", "conv", "cross_entropy", "dropout", "elementwise",
+    "gather", "gist", "gradient", "layer_norm", "optimizer", "padding", "pooling", "reduction",
+    "resize", "softmax", "tensor",
 )  # fmt: skip
 SHORT: Mapping[Dtype, str] = {
     FLOAT32: "f4", FLOAT16: "f2", FLOAT64: "f8", BFLOAT16: "bf2", BOOL: "bool",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Products of single fragments, from shared memory in every layout.
-#include "conv/tensor_core.cuh"
+#include "algorithm/tensor_core.cuh"
 
 #ifndef CTO_T
 #define CTO_T __half

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products of single fragments, as conv/tensor_core.cuh makes them."""
+"""Products of single fragments, as algorithm/tensor_core.cuh makes them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
     x, row, shift, table, bias = leaf(8, 16), leaf(16), leaf(16), leaf(32, 16), leaf(32)
     labels16, labels32, spots = labels(16, 8), labels(32, 8), labels(32, 3, 5)
     labels16[2], labels32[3] = -100, -100
-    weight = leaf(16, gradients=False).abs()
+    weight, weights32 = leaf(16, gradients=False).abs(), leaf(32, gradients=False).abs()
+    pixels = labels(16, 8, 2)
+    pixels[0, 1] = -100
     return {
         "layer_norm": (_named(ours, "layer_norm"), _named(theirs, "layer_norm"), (x, row, shift)),
         "layer_norm plain": (
@@ -71,8 +73,41 @@ def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
             lambda x: theirs.cross_entropy(x * 2, labels16),
             (x,),
         ),
+        "cross_entropy smoothed": (
+            lambda x: ours.cross_entropy(x, labels16, label_smoothing=0.1),
+            lambda x: theirs.cross_entropy(x, labels16, label_smoothing=0.1),
+            (x,),
+        ),
+        "cross_entropy capped": (
+            lambda x: ours.cross_entropy(x, labels16, weight, lse_square_scale=0.01, softcap=2.0),
+            lambda x: capped_loss(x, labels16, weight),
+            (x,),
+        ),
+        "cross_entropy smoothed in place": (
+            lambda x: ours.cross_entropy(
+                x * 2, labels16, reduction="sum", label_smoothing=0.1, inplace=True
+            ),
+            lambda x: theirs.cross_entropy(x * 2, labels16, reduction="sum", label_smoothing=0.1),
+            (x,),
+        ),
+        "linear_cross_entropy rows": (
+            lambda x, w, b: ours.linear_cross_entropy(
+                x, w, labels32, linear_bias=b, weight=weights32, reduction="none"
+            ),
+            lambda x, w, b: theirs.cross_entropy(
+                theirs.linear(x, w, b), labels32, weights32, reduction="none"
+            ),
+            (x, table, bias),
+        ),
+        "linear_cross_entropy of pixels": (
+            lambda x, w: ours.linear_cross_entropy(
+                x, w.view(16, 2, 16), pixels, weight=weight, lse_square_scale=0.01, softcap=2.0
+            ),
+            lambda x, w: capped_loss(theirs.linear(x, w).view(8, 16, 2), pixels, weight),
+            (x, table),
+        ),
         "linear_cross_entropy": (
-            lambda x, w, b: ours.linear_cross_entropy(x, w, labels32, b),
+            lambda x, w, b: ours.linear_cross_entropy(x, w, labels32, linear_bias=b),
             lambda x, w, b: theirs.cross_entropy(theirs.linear(x, w, b), labels32),
             (x, table, bias),
         ),
@@ -84,6 +119,14 @@ def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
             (x, table),
         ),
     }
+
+
+def capped_loss(x, target, weight):
+    """Cross-entropy of capped scores with a z-loss, by PyTorch's parts."""
+    x = 2 * torch.tanh(x / 2)
+    losses = theirs.cross_entropy(x, target, weight, reduction="none")
+    weights = torch.where(target == -100, 0, weight[target.clamp(min=0)])
+    return (losses + 0.01 * weights * x.logsumexp(1).square()).sum() / weights.sum()
 
 
 def _named(module: Any, name: str) -> Any:

@@ -44,7 +44,7 @@ def test_chunks_give_the_whole_loss(leaf, labels, reduction) -> None:
     given = {"ignore_index": 7, "reduction": reduction}
 
     def chunked(hidden, weight, bias):
-        return functional.linear_cross_entropy(hidden, weight, target, bias, **given)
+        return functional.linear_cross_entropy(hidden, weight, target, linear_bias=bias, **given)
 
     def whole(hidden, weight, bias):
         return theirs.cross_entropy(theirs.linear(hidden, weight, bias), target, **given)
@@ -115,7 +115,7 @@ def test_a_bias_of_16_bits_whose_class_is_in_every_row(leaf, dtype) -> None:
     ]
 
     def chunked(hidden, weight, bias):
-        return functional.linear_cross_entropy(hidden, weight, target, bias)
+        return functional.linear_cross_entropy(hidden, weight, target, linear_bias=bias)
 
     def whole(hidden, weight, bias):
         return theirs.cross_entropy(theirs.linear(hidden, weight, bias), target)
@@ -184,8 +184,8 @@ def test_gradients_that_are_not_wanted_are_not_made(leaf, labels) -> None:
 
 def test_what_it_does_not_serve_is_refused_in_words(leaf, labels) -> None:
     hidden, weight, target = leaf(8, 16), leaf(32, 16), labels(32, 8)
-    with pytest.raises(ArgumentError, match="reduction: expected 'mean' or 'sum', got 'none'"):
-        functional.linear_cross_entropy(hidden, weight, target, reduction="none")
+    with pytest.raises(ArgumentError, match="reduction: expected 'mean', 'sum' or 'none', got"):
+        functional.linear_cross_entropy(hidden, weight, target, reduction="all")
     with pytest.raises(ArgumentError, match=r"target: expected shape \(8,\)"):
         functional.linear_cross_entropy(hidden, weight, target[:4])
     with pytest.raises(ArgumentError, match="padding_idx: expected an index from -32 to 31"):
@@ -198,3 +198,78 @@ def test_what_it_does_not_serve_is_refused_in_words(leaf, labels) -> None:
         functional.rms_norm(hidden, (8,))
     with pytest.raises(ArgumentError, match="approximate: expected 'none' or 'tanh', got 'erf'"):
         functional.gelu(hidden, "erf")
+
+
+@small
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e4])
+def test_weights_of_classes_large_and_small(leaf, labels, dtype, reduction, size) -> None:
+    """Beside PyTorch's own error in the same type; what float16 has no room for is left out."""
+    hidden, weight, target = leaf(700, 24), leaf(256, 24).detach() / 5, labels(256, 700)
+    leaves = [x.detach().to(dtype).requires_grad_() for x in (hidden, weight)]
+    of_classes = (leaf(256).detach().abs() + 0.1) * size
+    if dtype == torch.float16 and (reduction == "none" or size < 1):
+        of_classes = of_classes / size
+
+    def chunked(hidden, weight):
+        given = {"weight": of_classes.to(hidden.dtype), "reduction": reduction}
+        return functional.linear_cross_entropy(hidden, weight, target, **given)
+
+    def whole(hidden, weight):
+        given = {"weight": of_classes.to(hidden.dtype), "reduction": reduction}
+        return theirs.cross_entropy(theirs.linear(hidden, weight), target, **given)
+
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    exact, found = (
+        [y := function(*given), *torch.autograd.grad(y.sum(), given)]
+        for function, given in ((whole, wide), (chunked, leaves))
+    )
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for a, b in zip(found, exact, strict=True):
+        assert (a - b).norm() <= tolerance * b.norm()
+
+
+@small
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_terms_over_chunks(leaf, dtype, reduction) -> None:
+    """Every row has one class, whose sums are large, and a z-loss that multiplies gradients."""
+    target = torch.zeros(700, dtype=torch.int64)
+    target[::5] = -100
+    leaves = [x.detach().to(dtype).requires_grad_() for x in (leaf(700, 24), leaf(256, 24))]
+
+    def whole(hidden, weight):
+        scores = 20 * torch.tanh(theirs.linear(hidden, weight) / 20)
+        losses = theirs.cross_entropy(scores, target, label_smoothing=0.2, reduction="none")
+        counts = target != -100
+        losses = losses + torch.where(counts, 0.5 * scores.logsumexp(1).square(), 0)
+        return losses if reduction == "none" else losses.sum() / counts.sum()
+
+    def chunked(hidden, weight):
+        terms = {"label_smoothing": 0.2, "lse_square_scale": 0.5, "softcap": 20.0}
+        return functional.linear_cross_entropy(hidden, weight, target, reduction=reduction, **terms)
+
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    exact, found = (
+        [y := function(*given), *torch.autograd.grad(y.sum(), given)]
+        for function, given in ((whole, wide), (chunked, leaves))
+    )
+    for a, b in zip(found, exact, strict=True):
+        assert (a - b).norm() <= (1e-10 if dtype == torch.float64 else 2e-2) * b.norm()
+
+
+@small
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_a_large_z_loss_fit(leaf, dtype) -> None:
+    """Each row's gradient of one class is 16, in the same direction."""
+    target = torch.zeros(700, dtype=torch.int64)
+    hidden, weight = torch.ones(700, 24), leaf(256, 24).detach() / 100
+    weight[1] = 0.65
+    leaves = [x.to(dtype).requires_grad_() for x in (hidden, weight)]
+    functional.linear_cross_entropy(*leaves, target, lse_square_scale=0.5).backward()
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    scores = theirs.linear(*wide)
+    (theirs.cross_entropy(scores, target) + 0.5 * scores.logsumexp(1).square().mean()).backward()
+    for a, b in zip(leaves, wide, strict=True):
+        assert (a.grad - b.grad).norm() <= 2e-2 * b.grad.norm()

@@ -29,7 +29,7 @@ MADE = {
     "Softmax": {"dim": 0},
 }
 LACKING = [
-    ("CrossEntropyLoss", {"label_smoothing": 0.1}),
+    ("CrossEntropyLoss", {"weight": torch.linspace(0, 2, 16), "label_smoothing": 0.1}),
     ("Dropout", {"p": 0.5, "inplace": True}),
     ("Embedding", {"num_embeddings": 9, "embedding_dim": 4, "max_norm": 1.0}),
     ("Embedding", {"num_embeddings": 9, "embedding_dim": 4, "sparse": True}),
@@ -37,6 +37,11 @@ LACKING = [
     ("LogSoftmax", {}),
     ("Softmax", {}),
 ]
+FUNCTIONS = {
+    "CrossEntropyLoss": "cross_entropy",
+    "Dropout": "dropout",
+    "Embedding": "embedding",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -80,12 +85,25 @@ def test_dropout_drops_in_training_alone(leaf) -> None:
     assert module.eval()(x) is x
 
 
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 @pytest.mark.parametrize(("name", "given"), LACKING)
-def test_what_is_not_served_is_refused_in_words(name, given) -> None:
-    argument = [*given, "dim"][-1] if name not in ("Dropout", "Embedding") else list(given)[-1]
-    argument = "label_smoothing" if name == "CrossEntropyLoss" else argument
-    with pytest.raises(ArgumentError, match=f"^{name}: {argument}: expected"):
-        getattr(nn, name)(**given)
+def test_arguments_that_no_kernel_takes_are_pytorchs(leaf, labels, name, given) -> None:
+    """The same results and gradients, and a count of what PyTorch computed."""
+    expected, found = getattr(theirs, name)(**given), getattr(nn, name)(**given)
+    found.load_state_dict(expected.state_dict())
+    assert repr(found) == repr(expected)
+    cto.torch.fallbacks(reset=True)
+    results = []
+    x, *others = inputs_of(name, leaf, labels)
+    for module in (found, expected):
+        y_of = module.eval() if name == "Dropout" else module
+        y = y_of(x * 1, *others)
+        sources = [s for s in (x, *module.parameters()) if s.requires_grad]
+        results.append([y, *[dx.to_dense() for dx in torch.autograd.grad(y.sum(), sources)]])
+    torch.testing.assert_close(*results)
+    argument = list(given)[-1] if given else None
+    expected_counts = {f"{FUNCTIONS[name]}: {argument}": 1} if argument else {}
+    assert cto.torch.fallbacks() == expected_counts
 
 
 def test_a_loss_in_place(leaf, labels) -> None:
@@ -122,8 +140,10 @@ def model():
 def test_convert_says_why_it_swapped_nothing() -> None:
     network = theirs.Sequential(theirs.Conv2d(3, 4, 3), theirs.BatchNorm2d(4), theirs.ReLU())
     assert str(cto.torch.convert(network)) == (
-        "swapped nothing: the model has none of CrossEntropyLoss, Dropout, Embedding, GELU, "
-        "LayerNorm, LogSoftmax, RMSNorm, Softmax, nor RMS norms of transformers"
+        "swapped nothing\n"
+        "left every BatchNorm2d: no kernel of this package computes it\n"
+        "left every Conv2d: no kernel of this package computes it\n"
+        "left every ReLU: most models save its result anyway, for the next layer"
     )
     left = theirs.Sequential(theirs.Dropout(0.5, inplace=True))
     assert str(cto.torch.convert(left)).startswith("swapped nothing\nleft 0: Dropout")
@@ -145,6 +165,9 @@ def test_convert_says_what_it_swapped_and_what_not() -> None:
         "swapped 1 Dropout, 1 Embedding, 1 GELU, 1 LayerNorm, 1 LogSoftmax, 1 RMSNorm",
         "left 7: Softmax with dim=None (expected a dimension)",
         "left 8: Dropout with inplace=True (expected False)",
+        "left every Linear: no kernel of this package computes it",
+        "left every Norm: a subclass of LayerNorm, which may compute something else",
+        "left every ReLU: most models save its result anyway, for the next layer",
     ]
     assert [type(swapped[i]) for i in (0, 4)] == [nn.Embedding, Norm]
 
@@ -163,6 +186,7 @@ def test_convert_leaves_what_it_is_told_to() -> None:
     found = convert(swapped, skip=("Dropout", "GELU"))
     assert set(found.swapped.values()) == {"Embedding", "LayerNorm", "RMSNorm", "LogSoftmax"}
     assert not found.left
+    assert found.left_classes["Dropout"] == found.left_classes["GELU"] == "named in skip"
     assert type(swapped[5]) is theirs.Dropout
     for skip in ("Dropout", ("ReLU",)):
         with pytest.raises(ArgumentError, match="convert: skip: expected names of CrossEntropyLo"):
@@ -186,7 +210,25 @@ def test_a_converted_model_is_as_before(labels) -> None:
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
     assert seen == [1]
-    assert str(convert(converted)) == "swapped nothing: its modules are this package's already"
+    again = convert(converted)
+    assert not again.swapped
+    assert set(again.left_classes) == {"Linear", "Norm", "ReLU"}
+
+
+def test_undo_puts_all_back(labels) -> None:
+    """Parameters and what they were trained to stay; a second time nothing is left to do."""
+    network, other = model(), theirs.CrossEntropyLoss(label_smoothing=0.1)
+    whole = theirs.ModuleDict({"model": network, "loss": other})
+    before, parameters = [type(m) for m in whole.modules()], list(whole.parameters())
+    found = convert(whole)
+    assert type(other) is nn.CrossEntropyLoss
+    expected = network(labels(9, 7))
+    for _ in range(2):
+        found.undo()
+        assert [type(m) for m in whole.modules()] == before
+    assert all(a is b for a, b in zip(whole.parameters(), parameters, strict=True))
+    assert convert(whole).swapped == found.swapped
+    assert expected.shape == (7, 16)
 
 
 def test_a_converted_model_is_copied_and_pickled() -> None:
@@ -262,7 +304,12 @@ def test_rms_norms_of_transformers_are_swapped(leaf, monkeypatch) -> None:
         "transformers.models.llama.modeling_llama", "LlamaRMSNorm", variance_epsilon=1e-6
     )
     cls, expected = type(norm), norm(x)
-    assert convert(norm).swapped == {"": "LlamaRMSNorm"}
+    found = convert(norm)
+    assert found.swapped == {"": "LlamaRMSNorm"}
+    assert str(convert(norm)) == "swapped nothing"
+    found.undo()
+    assert type(norm) is cls
+    convert(norm)
     assert isinstance(norm, cls)
     torch.testing.assert_close(norm(x), expected)
     compiled = torch.compile(norm, fullgraph=True, backend="aot_eager")  # theirs, again
@@ -272,7 +319,9 @@ def test_rms_norms_of_transformers_are_swapped(leaf, monkeypatch) -> None:
         rms_norm_of("transformers.models.gemma.modeling_gemma", "GemmaRMSNorm", eps=1e-6),
     )
     for other in others:
-        assert not convert(other).swapped
+        left = convert(other)
+        assert not left.swapped
+        assert set(left.left_classes.values()) == {"not of the form of transformers' RMS norms"}
     for name in ("transformers", cls.__module__):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(LlamaRMSNorm=cls))
     for again in (copy.deepcopy(norm), pickle.loads(pickle.dumps(norm))):

@@ -17,6 +17,7 @@ from cupy_training_ops.torch.ops import elementwise  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch.compile's own making
 
 STATE = torch.tensor([3, 5])
+TERMS = (0.1, 0.01, 2.0)  # label smoothing, z-loss, cap
 CODECS = [codec.name for codec in elementwise.FIXED_SIZE]
 
 
@@ -50,6 +51,13 @@ def forwards(leaf, labels):
         "cross_entropy": (x, ignoring),
         "cross_entropy weighted": (x, ignoring, classes, -100, "sum"),
         "cross_entropy rows": (image, spots, None, 2, "none"),
+        "regularized_cross_entropy": (x, ignoring, None, -100, "mean", None, *TERMS),
+        "regularized_cross_entropy rows": (image, spots, classes, 2, "none", None, 0.0, *TERMS[1:]),
+        "linear_cross_entropy weighted": (
+            *(x, leaf(12, 6), spots[:, :2].repeat(2, 1), None, 2, "sum", None),
+            *([True, True, False], classes, 0.0, *TERMS[1:]),
+        ),
+        "linear_cross_entropy_rows": (x, leaf(9, 6), labels(9, 4), leaf(9), 2, None, None, *TERMS),
         "linear_cross_entropy": (x, leaf(9, 6), labels(9, 4), leaf(9), -100, *loss[1:], [True] * 3),
     }
 
@@ -75,6 +83,12 @@ def others(leaf, labels):
         "embedding_backward": (dy, target, 9, 3),
         "cross_entropy_loss": (x, target),
         "cross_entropy_": (x.clone(), target),
+        "regularized_cross_entropy_loss": (x, target, None, -100, "sum", None, *TERMS),
+        "regularized_cross_entropy_": (x.clone(), target, None, -100, "mean", None, *TERMS),
+        "linear_cross_entropy_rows_backward": (
+            *(row[:4], x, leaf(9, 6, gradients=False), labels(9, 4), None, -100, None),
+            *(*TERMS, (True, True, False)),
+        ),
         "overwritten": (x,),
     }
     for name in CODECS:
@@ -160,8 +174,8 @@ def test_a_batch_is_a_loop(leaf, labels, case) -> None:
     x, *rest = [a.detach() if isinstance(a, torch.Tensor) else a for a in given]
     batch = torch.stack([x, x.roll(1, 0), x] if x.is_floating_point() else [x] * 3)
     found = torch.vmap(lambda x: door(case)(x, *rest))
-    if case == "cross_entropy_":
-        with pytest.raises(RuntimeError, match="Batching rule not implemented for cto::cross_ent"):
+    if case.endswith("cross_entropy_"):
+        with pytest.raises(RuntimeError, match=f"Batching rule not implemented for cto::{case}"):
             found(batch)
         return
     results, loop = found(batch), [door(case)(x, *rest) for x in batch]

@@ -45,7 +45,7 @@ def test_every_operator_takes_rows_that_lie_apart(leaf, labels, case, way) -> No
     gapped = [apart(x) for x in given]
     expected, found = function(*given), function(*gapped)
     torch.testing.assert_close(found, expected, equal_nan=True)
-    if case == "cross_entropy_":
+    if case.endswith("cross_entropy_"):
         torch.testing.assert_close(gapped[0], given[0])
 
 

@@ -8,6 +8,7 @@ from ...facts import HELD_NBYTES
 
 NBYTES = Slot(HELD_NBYTES)
 NBYTES_BESIDE_WIDER = 64  # of log-probabilities that a thread holds beside a wider bias
+REGULARIZED_THREADS = 512  # of a block over rows at most, as capped scores take registers
 SUM_THREADS = 256
 N_SUMS = 2  # over rows, at most: of losses and of weights
 

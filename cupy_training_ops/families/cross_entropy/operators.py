@@ -22,6 +22,8 @@ from ...declare.schema import (
     integer,
     one_of,
     optional,
+    positive_or_zero,
+    real,
     single,
 )
 from ...declare.type_rows import TypeRows, Types
@@ -35,7 +37,7 @@ from ...dtypes import (
     dtype_names,
     to_dtype,
 )
-from ...errors import DtypeError, refuse
+from ...errors import ArgumentError, DtypeError, refuse
 from ...plan import Device, Plan
 from ...planning.lines import Lines
 from . import plan as cross_entropy
@@ -62,6 +64,15 @@ def one_integer(value: object) -> int:
     return integer(single(value))
 
 
+def share(value: object) -> float:
+    """A number from 0 to 1."""
+    number = real(value)
+    if not 0 <= number <= 1:
+        raise ArgumentError(f"expected a number from 0 to 1, got {number}")
+    return number
+
+
+MOST_SMOOTHED = 2**24  # classes, which float32 counts exactly
 IGNORE_ATTRIBUTE = attribute(optional(integer), None, doc="the label of rows that do not count")
 OUTPUT_TYPE = attribute(optional(dtype), None, type="TOut", doc="T where it is None")
 CHECK = attribute(
@@ -460,6 +471,11 @@ class CrossEntropyLossAndGrad(SparseOp):
     time from the cache, and nothing else of their size is needed. Ignored rows, rows of weight 0,
     NaN and labels out of range are as in SoftmaxCrossEntropyLoss and its gradient.
 
+    softcap: scores are softcap tanh(scores / softcap), but -infinity stays. label_smoothing: the
+    loss of a row is -((1 - label_smoothing) log_prob[label] + label_smoothing mean(log_prob)).
+    lse_square_scale: the loss of a row has lse_square_scale ln(sum of e^scores)^2 added. A row's
+    weight multiplies all of its loss.
+
     Memory: a workspace of 4 bytes a row (8 for float64) and at most 2 KiB.
 
     Source: ONNX SoftmaxCrossEntropyLoss-13 and its gradient.
@@ -484,12 +500,23 @@ class CrossEntropyLossAndGrad(SparseOp):
     )
     output_type = OUTPUT_TYPE
     check = CHECK
+    label_smoothing = attribute(
+        share, 0.0, doc="from 0 to 1; not with weights, nor with more than 2^24 classes"
+    )
+    lse_square_scale = attribute(positive_or_zero, 0.0, doc="of the z-loss")
+    softcap = attribute(positive_or_zero, 0.0, doc="the bound of scores; 0: none")
     types: ClassVar[Types] = ROWS
 
     def infer(
         self, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> tuple[Spec, ...]:
         rows, t_out = self.check_shapes(scores, labels, weights)
+        if self.label_smoothing:
+            if weights is not None:
+                refuse(self.name, "weights", "None with label_smoothing", "an array")
+            if scores.shape[1] > MOST_SMOOTHED:
+                expected = f"{MOST_SMOOTHED} classes at most with label_smoothing"
+                refuse(self.name, "scores", expected, f"{scores.shape[1]}")
         return self.loss(rows, t_out), Spec(scores.shape, scores.dtype)
 
     def plan(
@@ -498,7 +525,9 @@ class CrossEntropyLossAndGrad(SparseOp):
         ignored, scale, output, gradient = others
         targets = self.targets(scores, labels, weights, ignored)
         rows, factor = self.rows(device, scores), 1.0 if scale is None else scale
-        return cross_entropy.both(rows, scores, targets, factor, output, gradient)
+        terms: tuple[float, ...] = (self.label_smoothing, self.lse_square_scale, self.softcap)
+        terms = terms if any(terms) else ()
+        return cross_entropy.both(rows, scores, targets, factor, output, gradient, terms)
 
 
 OPS: dict[str, type[Op] | tuple[type[Op], ...]] = {

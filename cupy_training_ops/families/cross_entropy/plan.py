@@ -14,7 +14,13 @@ from ...facts import HELD_NBYTES, MAX_THREADS
 from ...forks import computed_once
 from ...planning.lines import MANY_ROWS, Kernels, Lines, Registers, division, register_nbytes
 from ...rules.widening import computed_in
-from .facts import N_SUMS, NBYTES_BESIDE_WIDER, SUM_THREADS, Rule
+from .facts import (
+    N_SUMS,
+    NBYTES_BESIDE_WIDER,
+    REGULARIZED_THREADS,
+    SUM_THREADS,
+    Rule,
+)
 
 SUM_BLOCKS = 128  # at most, each with N_SUMS partial sums
 # Threads of a row at most where nothing is written: no part of it is needed again, and many blocks
@@ -35,6 +41,10 @@ GRADIENT = Kernels(
 LOSS_AND_GRADIENT = Kernels(
     rows="cross_entropy__loss_and_gradient_rows",
     columns="cross_entropy__loss_and_gradient_columns",
+)
+REGULARIZED = Kernels(
+    rows="cross_entropy__regularized_rows",
+    columns="cross_entropy__regularized_columns",
 )
 DENSE_LOSS = Kernels(
     rows="cross_entropy__dense_loss_rows",
@@ -216,12 +226,21 @@ def both(
     scale: Spec | Changing | float,
     output: Spec | None,
     gradient: Spec | None,
+    terms: tuple[float, ...],
 ) -> plans.Plan:
-    """Loss and gradient of the scores."""
+    """Loss and gradient of the scores; terms: label smoothing, z-loss, cap, or nothing."""
     divides, divisor = rows.divisor(targets)
     losses = rows.losses(output)
-    args = (scores, *targets.args, gradient, *losses, scale, *divisor)
-    launch = rows.lines_launch(LOSS_AND_GRADIENT, args, (scores,), gradient, t_written=scores.dtype)
+    kernels = REGULARIZED if terms else LOSS_AND_GRADIENT
+    args = (scores, *targets.args, gradient, *losses, scale, *divisor, *terms)
+    launch = rows.lines_launch(
+        kernels,
+        args,
+        (scores,),
+        gradient,
+        most_threads=REGULARIZED_THREADS if terms else MAX_THREADS,
+        t_written=scores.dtype,
+    )
     return rows.plan(divides, launch, rows.total(output, losses[1], targets))
 
 

@@ -173,11 +173,18 @@ def cross_entropy_loss_and_grad(
     reduction: str,
     output_type: Dtype | None,
     check: bool,  # noqa: ARG001
+    label_smoothing: float,
+    lse_square_scale: float,
+    softcap: float,
 ) -> _Pair:
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     scale = 1.0 if loss_scale is None else float(np.ravel(loss_scale)[0])
     slope = np.full(labels.shape if reduction == "none" else (), scale)
-    return rows.loss_and_gradient(slope, scores, 1, reduction, output_type or scores.dtype)
+    out = output_type or scores.dtype
+    if label_smoothing or lse_square_scale or softcap:
+        terms = label_smoothing, lse_square_scale, softcap
+        return rows.regularized(slope, scores, reduction, out, *terms)
+    return rows.loss_and_gradient(slope, scores, 1, reduction, out)
 
 
 class _Rows:
@@ -268,6 +275,45 @@ class _Rows:
             self._scaled(result, scale, places)
             put(of_gradient, result)
         return self._loss(own, scores.dtype, reduction, out), gradient
+
+    def regularized(
+        self,
+        dy: HostArray,
+        scores: HostArray,
+        reduction: str,
+        out: Dtype,
+        label_smoothing: float,
+        lse_square_scale: float,
+        softcap: float,
+    ) -> _Pair:
+        """Loss and gradient in float64, with smoothed labels, a z-loss, and capped scores."""
+        shape = (
+            scores.shape if scores.ndim == 2 else (*scores.shape[:2], math.prod(scores.shape[2:]))
+        )
+        capped, cap_slope = _wide(scores).reshape(shape), np.ones(())
+        if softcap:
+            is_masked = np.isneginf(capped)
+            relative = np.tanh(capped / softcap)
+            capped = np.where(is_masked, -np.inf, softcap * relative)
+            cap_slope = np.where(is_masked, 0, (1 - relative) * (1 + relative))
+        n_classes = max(scores.shape[1], 1)
+        largest = capped.max(1, keepdims=True, initial=-np.inf)
+        lse = largest + np.log(np.exp(capped - largest).sum(1, keepdims=True))
+        log_prob, classes = capped - lse, self.classes.reshape(lse.shape)
+        own = (1 - label_smoothing) * _pick(log_prob, classes)
+        if label_smoothing:
+            own = own + label_smoothing * log_prob.sum(1, keepdims=True) / n_classes
+        growth = 1.0
+        if lse_square_scale:
+            own = own - lse_square_scale * lse**2
+            growth = 1 + 2 * lse_square_scale * lse
+        gradient = np.exp(log_prob) * growth - label_smoothing / n_classes
+        if scores.shape[1]:
+            gradient[_places(classes)] -= 1 - label_smoothing
+        gradient *= cap_slope
+        self._scaled(gradient, self._scale(dy, reduction), slice(None))
+        gradient = cast(gradient.reshape(scores.shape), scores.dtype)
+        return self._loss([own], scores.dtype, reduction, out), gradient
 
     def _lines(
         self, axis: int, *arrays: HostArray

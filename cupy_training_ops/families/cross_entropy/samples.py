@@ -45,6 +45,15 @@ TYPES = (
 )
 
 
+TERMS: tuple[dict[str, float], ...] = (
+    {"label_smoothing": 0.1},
+    {"label_smoothing": 1.0},
+    {"lse_square_scale": 1e-2},
+    {"softcap": 2.5},
+    {"label_smoothing": 0.3, "lse_square_scale": 1e-3, "softcap": 30.0},
+)
+
+
 @dataclass(frozen=True)
 class Form:
     """How an operator is called."""
@@ -89,6 +98,7 @@ class Call:
     ignore: int | None = None
     bias: bool = False
     special: bool = False
+    terms: tuple[tuple[str, float], ...] = ()
 
     @property
     def scores_shape(self) -> Shape:
@@ -103,7 +113,7 @@ class Call:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        values: dict[str, Any] = {"reduction": self.reduction}
+        values: dict[str, Any] = {"reduction": self.reduction, **dict(self.terms)}
         if self.form.has_ignore and not self.form.ignore_input and not self.form.dense:
             values["ignore_index"] = self.ignore
         if self.t_out is not None:
@@ -193,6 +203,8 @@ def _samples(form: Form, number: int) -> Iterator[Sample]:
         yield from _special_samples(form)
     if "Internal" in form.name or form.name == "CrossEntropyLossAndGrad":
         yield from _typed_samples(form)
+    if form.name == "CrossEntropyLossAndGrad":
+        yield from _regularized_samples(form)
 
 
 def _special_samples(form: Form) -> Iterator[Sample]:
@@ -211,6 +223,22 @@ def _typed_samples(form: Form) -> Iterator[Sample]:
             reduction = REDUCTIONS[(i + weighted) % 3]
             call = Call(form, shape, t, t_out, (INT64, INT32)[i % 2], reduction, weighted, 5, True)
             yield _sample(f"typed-{len(shape)}", call)
+
+
+def _regularized_samples(form: Form) -> Iterator[Sample]:
+    """Smoothed labels, z-loss and capped scores, alone and together."""
+    for i, terms in enumerate(TERMS):
+        for j, (label, shape, ignore, offset) in enumerate(CALLS):
+            if (i + j) % 3:
+                continue
+            t, t_out = TYPES[(i + j) % len(TYPES)]
+            weighted = "label_smoothing" not in terms and bool(j % 2)
+            reduction, named = REDUCTIONS[(i + j // 3) % 3], tuple(terms.items())
+            call = Call(form, shape, t, t_out, INT64, reduction, weighted, ignore, terms=named)
+            yield _sample(f"regularized-{i}-{label}", call, offset)
+        named = tuple(terms.items())
+        special = Call(form, (11, 67), reduction="none", ignore=3, special=True, terms=named)
+        yield _sample(f"regularized-{i}-special", special)
 
 
 SAMPLES = {form.name: tuple(_samples(form, i)) for i, form in enumerate(FORMS)}

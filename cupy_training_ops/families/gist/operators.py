@@ -362,10 +362,11 @@ class ReluGradFromBits(Op):
 
 
 class ReluWithBits(Op):
-    """Relu and sign bits: Y = max(X, 0), bit 7 - j of bits[k] = X[8 k + j] > 0.
+    """Relu and its bits: Y = max(X, 0), bit 7 - j of bits[k] = not X[8 k + j] <= 0.
 
-    bits are those of GistPack1Encoder, and what ReluGradFromBits takes. Where X is not above 0 the
-    result is +0, where it is NaN it is that NaN, and its bit is 0.
+    bits are what ReluGradFromBits takes. Where X is at most 0 the result is +0; where X is NaN the
+    result is that NaN and its bit is 1, so that a gradient passes there, as PyTorch's does.
+    Elsewhere bits are those of GistPack1Encoder.
 
     Source: ONNX Relu-14; Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network
     Training", ISCA 2018.

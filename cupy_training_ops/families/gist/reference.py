@@ -104,7 +104,8 @@ def relu_grad_from_bits(dy: HostArray, bits: HostArray) -> HostArray:
 
 @quiet
 def relu_with_bits(x: HostArray) -> tuple[HostArray, HostArray]:
-    return np.where((x > 0) | np.isnan(x), x, x.dtype.type(0)), gist_pack1_encoder(x)
+    passes = (x > 0) | np.isnan(x)
+    return np.where(passes, x, x.dtype.type(0)), np.packbits(np.ravel(passes))
 
 
 # A box with an infinity or a NaN. Byte j: bit 7, the sign, bit j of F, five bits of M: 31 is NaN,

@@ -26,7 +26,7 @@ def with_rules(graph: Graph) -> Graph:
     """The graph with bodies in place of the nodes whose operators have no rule."""
     known = (RULES.keys() | ZERO | UNDEFINED.keys()) - BY_BODY
     expanded = expand(graph, lambda node: node.is_standard and node.op_type not in known)
-    return graph if len(expanded.nodes) == len(graph.nodes) else with_inferred(expanded)
+    return graph if expanded is graph else with_inferred(expanded)
 
 
 def add_gradients(

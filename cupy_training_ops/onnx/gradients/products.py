@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...dtypes import FLOAT32, FLOAT64
 from .rules import INT64, MICROSOFT, UNDEFINED, Site, Term, gradient
 
 DOTS = "..."
@@ -213,3 +214,28 @@ def _unit_matrix(site: Site, x: Term, axis: int) -> Term:
     n = site.op("Gather", shape, site.constant(np.array(axis, INT64)), axis=0)
     values = site.constant(np.array([0, 1], site.dtype(x)))
     return site.op("OneHot", site.op("Range", zero, n, one), n, values, dtype=site.dtype(x))
+
+
+@gradient("FlashAttention")
+def flash_attention(site: Site) -> Sequence[Term | None]:
+    """Gradients of one node; that of a mask is summed from as many elements as scores."""
+    q, k, v, mask, lengths = (*site.inputs, None, None)[:5]
+    dtype = site.dtype(q)
+    lse = site.extra_output(1, FLOAT64 if dtype == FLOAT64 else FLOAT32)
+    with_mask = mask is not None and site.wanted[3]
+    gradients = site.ops(
+        3 + with_mask,
+        "FlashAttentionGrad",
+        *(site.dy, q, k, v, site.outputs[0], lse, mask, lengths),
+        domain=site.node.domain,
+        dtype=dtype,
+        **site.node.attributes,
+        mask_gradient=int(with_mask),
+    )
+    if not with_mask:
+        return gradients
+    d_mask = gradients[3]
+    if site.attribute("pads_mask", 0):  # then it may be shorter
+        ends = site.dims((mask, -1))
+        d_mask = site.op("Slice", d_mask, site.ints(0), ends, site.ints(3))
+    return [*gradients[:3], site.sum_from(d_mask, None, mask)]

@@ -203,6 +203,19 @@ class Door:
         """Call as `every` does."""
         return self.every(*arguments)
 
+    def falling_back(
+        self, fallback: Callable[..., Any], *, is_first: bool = False
+    ) -> Callable[..., Any]:
+        """Return `every`, or `first`, whose calls that match no recent one are
+        `fallback(ours, *arguments)`, where `ours` runs such a call."""
+        each = self._first if is_first else self._every
+        ours = each.fallback
+
+        def call(*arguments: Any) -> Any:
+            return fallback(ours, *arguments)
+
+        return each.recent.caller(call)
+
     def drawing(
         self, draw: Callable[[Any], object], fallback: Callable[..., Any]
     ) -> Callable[..., Any]:

@@ -9,8 +9,9 @@ computes scores, their gradient in the same memory, and adds to the gradients of
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ _ARGUMENTS = (
     "Tensor target, Tensor? weight=None, int ignore_index=-100, str reduction='mean', "
     "ScalarType? dtype=None"
 )
+_TERMS = "float label_smoothing=0.0, float lse_square_scale=0.0, float softcap=0.0"
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 # Of a chunk's scores. Large, as each chunk reads and writes the summed gradients.
 CHUNK_NBYTES = 512 << 20
@@ -37,9 +39,10 @@ _ROWS = 128  # a chunk has whole tiles of a matrix product
 MOST_APART = 128  # rows
 
 
-def _loss_operator(reduction: str, dtype: torch.dtype | None) -> Any:
+def _loss_operator(reduction: str, dtype: torch.dtype | None, *terms: float) -> Any:
     output_type = None if dtype is None else str(dtype).removeprefix("torch.")
-    return instance(CrossEntropyLossAndGrad, reduction=reduction, output_type=output_type)
+    named = dict(zip(("label_smoothing", "lse_square_scale", "softcap"), terms, strict=False))
+    return instance(CrossEntropyLossAndGrad, reduction=reduction, output_type=output_type, **named)
 
 
 def _loss_and_gradient(
@@ -50,10 +53,11 @@ def _loss_and_gradient(
     ignore_index: int,
     reduction: str,
     dtype: torch.dtype | None,
+    *terms: float,
     outputs: Sequence[str] | None = None,
 ) -> Any:
     inputs = (scores, target, weight, ignore_index, None)
-    return run(_loss_operator(reduction, dtype), *inputs, outputs=outputs)
+    return run(_loss_operator(reduction, dtype, *terms), *inputs, outputs=outputs)
 
 
 _loss = functools.partial(_loss_and_gradient, outputs=("output",))
@@ -67,12 +71,13 @@ def _in_place(
     ignore_index: int,
     reduction: str,
     dtype: torch.dtype | None,
+    *terms: float,
 ) -> Tensor:
     """Return the loss; the gradient overwrites the scores."""
     whole = scores.resolve_neg().contiguous()
     weight = None if weight is None else weight.contiguous()
     inputs = (whole, target.contiguous(), weight, ignore_index, None)
-    loss, _ = _loss_operator(reduction, dtype)(*inputs, out=(None, whole))
+    loss, _ = _loss_operator(reduction, dtype, *terms)(*inputs, out=(None, whole))
     if whole is not scores:
         scores.copy_(whole)
     torch.autograd.graph.increment_version(scores)
@@ -88,7 +93,8 @@ def _derivative(ctx: Any, dloss: Tensor, _: None) -> tuple[Any, ...]:
         refuse(
             "cto::cross_entropy", "weight", "a tensor that requires no gradient", "one that does"
         )
-    return scale_gradients("cross_entropy", dloss, ctx.saved_tensors)[0], *[None] * 5
+    (dscores,) = scale_gradients("cross_entropy", dloss, ctx.saved_tensors)
+    return dscores, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
 def scale_gradients(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -154,8 +160,13 @@ class _Sums:
     """
 
     def __init__(
-        self, inputs: Sequence[Tensor | None], mask: Sequence[bool], n_chunks: int
+        self,
+        inputs: Sequence[Tensor | None],
+        mask: Sequence[bool],
+        n_chunks: int,
+        headroom: int,
     ) -> None:
+        """Allocate; headroom: gradients of scores are at most that."""
         hidden, self.weight, bias = inputs
         assert hidden is not None
         gradients = [
@@ -176,7 +187,7 @@ class _Sums:
         self.weight_sums, self.unit, self.apart = self.of_weight, 1.0, None
         if self.is_half and self.of_weight is not None:
             self.weight_sums = self.of_weight.view(torch.float16)
-            self.unit = MOST / 2 ** max(len(hidden) - 1, 0).bit_length()
+            self.unit = MOST / headroom / 2 ** max(len(hidden) - 1, 0).bit_length()
             sizes = hidden.abs()
             if n_apart := min(MOST_APART, len(hidden) // 8):
                 self.apart = sizes.amax(1).topk(n_apart, sorted=False).indices
@@ -244,67 +255,197 @@ def _linear_cross_entropy(
     reduction: str,
     dtype: torch.dtype | None,
     mask: Sequence[bool],
+    class_weight: Tensor | None = None,
+    *terms: float,
 ) -> tuple[Tensor, ...]:
-    """Return the loss and the gradients of hidden, weight and bias.
+    """Return the loss and the gradients of hidden, weight and bias."""
+    if reduction not in ("mean", "sum"):
+        refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
+    target = target.contiguous()
+    wide = _wide(hidden)
+    class_weight, largest = _bounded(class_weight, wide)
+    divisor = 1 / largest
+    if reduction == "mean":
+        n_classes = len(weight) // math.prod(target.shape[1:])
+        divisor = _count(target, n_classes, class_weight, ignore_index).to(wide)
+    op = _loss_operator("sum", wide, *terms)
+    targets = _Targets(op, target, class_weight, ignore_index, None)
+    loss, *sums = _sum_chunks((hidden, weight, bias), targets, mask, divisor)
+    return (loss / divisor).to(dtype or hidden.dtype), *sums
 
+
+def _row_losses(
+    _: Run,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    dtype: torch.dtype | None,
+    class_weight: Tensor | None,
+    *terms: float,
+) -> Tensor:
+    """Return each row's loss; scores are computed again for gradients."""
+    wide = _wide(hidden)
+    op = _loss_operator("none", wide, *terms)
+    targets = _Targets(op, target.contiguous(), _as(class_weight, wide), ignore_index, None)
+    no_divisor = hidden.new_ones((), dtype=wide)
+    loss = _sum_chunks((hidden, weight, bias), targets, (False,) * 3, no_divisor)[0]
+    return loss.to(dtype or hidden.dtype)
+
+
+def _row_gradients(
+    _: Run,
+    dloss: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    class_weight: Tensor | None,
+    label_smoothing: float,
+    lse_square_scale: float,
+    softcap: float,
+    mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    """Return the gradients of hidden, weight and bias from those of the rows' losses."""
+    wide = _wide(hidden)
+    class_weight, largest = _bounded(class_weight, wide)
+    slopes, largest_slope = _bounded(dloss, wide)
+    op = _loss_operator("none", wide, label_smoothing, lse_square_scale, softcap)
+    targets = _Targets(op, target.contiguous(), class_weight, ignore_index, slopes)
+    layer, divisor = (hidden, weight, bias), 1 / (largest * largest_slope)
+    return _sum_chunks(layer, targets, mask, divisor)[1:]
+
+
+def _wide(hidden: Tensor) -> torch.dtype:
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+
+def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.to(dtype)
+
+
+def _bounded(x: Tensor | None, wide: torch.dtype) -> tuple[Any, Any]:
+    """Return x divided by its largest element, and that, so that gradients fit into float16."""
+    if x is None:
+        return None, 1
+    x = x.to(wide)
+    largest = x.abs().amax() if x.numel() else x.new_ones(())
+    largest.masked_fill_(largest == 0, 1)
+    return x / largest, largest
+
+
+class _Targets(NamedTuple):
+    """Targets of all rows, with the operator of their losses."""
+
+    op: Any
+    target: Tensor
+    class_weight: Tensor | None
+    ignore_index: int
+    slopes: Tensor | None  # gradients of the rows' losses
+
+    @property
+    def headroom(self) -> int:
+        """Return the bound of gradients of scores, for logarithms up to 15 / lse_square_scale."""
+        return 32 if self.op.lse_square_scale else 1
+
+
+def _sum_chunks(
+    layer: tuple[Any, ...], targets: _Targets, mask: Sequence[bool], divisor: Any
+) -> tuple[Tensor, ...]:
+    """Return the loss, a sum or one of each row, and gradients of the layer, divided.
+
+    A target of shape (rows, ...) has its classes in a weight of shape (classes * ..., features).
     Chunks are summed without the rows of `sums.apart`, divided, and then those rows are added.
     """
-    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    loss, target = hidden.new_zeros((), dtype=wide), target.contiguous()
-    n_counted = _count(target, ignore_index, reduction).to(wide)
+    hidden, weight, _ = layer
+    wide, target = _wide(hidden), targets.target
+    loss = hidden.new_zeros(target.shape if targets.op.reduction == "none" else (), dtype=wide)
+    if not isinstance(divisor, Tensor):
+        divisor = hidden.new_full((), divisor, dtype=wide)
     pieces = list(chunks(len(hidden), len(weight) * hidden.element_size()))
-    op, sums = _loss_operator("sum", wide), _Sums((hidden, weight, bias), mask, len(pieces))
+    sums = _Sums(layer, mask, len(pieces), targets.headroom)
     scale = target.new_full((1,), sums.scale, dtype=torch.float32)
-    apart, others = sums.apart, target
+    apart, others = sums.apart, targets
     if apart is not None:
-        others = target.index_fill(0, apart, ignore_index)
+        others = targets._replace(target=target.index_fill(0, apart, targets.ignore_index))
     for rows in pieces:
-        loss += _chunk(op, sums, rows, (hidden, weight, bias), (others, ignore_index, scale))
-    sums.divide(n_counted)
+        _add_chunk(others, sums, rows, layer, scale, loss)
+    sums.divide(divisor)
     if apart is not None:
-        scale = n_counted.reciprocal().float().reshape(1)
-        targets = target, ignore_index, scale
-        loss += _chunk(op, sums, apart, (hidden, weight, bias), targets)
-    return (loss / n_counted).to(dtype or hidden.dtype), *sums.results
+        _add_chunk(targets, sums, apart, layer, divisor.reciprocal().float().reshape(1), loss)
+    return loss, *sums.results
 
 
-def _chunk(
-    op: Any, sums: _Sums, rows: slice | Tensor, layer: tuple[Any, ...], targets: tuple[Any, ...]
-) -> Tensor:
-    """Return the summed loss of some rows, and add their gradients to `sums`."""
+def _add_chunk(
+    targets: _Targets,
+    sums: _Sums,
+    rows: slice | Tensor,
+    layer: tuple[Any, ...],
+    scale: Tensor,
+    loss: Tensor,
+) -> None:
+    """Add the loss of some rows to `loss`, and their gradients to `sums`."""
+    op, target, class_weight, ignore_index, slopes = targets
     hidden, weight, bias = layer
-    target, ignore_index, scale = targets
     scores = linear(hidden[rows], weight, bias)
-    inputs = (scores, target[rows], None, ignore_index, scale)
+    extents = target.shape[1:]
+    by_class = scores.view(len(scores), len(weight) // math.prod(extents), *extents)
+    inputs = (by_class, target[rows], class_weight, ignore_index, scale)
     if not sums.are_wanted:
-        loss, _ = op(*inputs, outputs=("output",))
-        return loss
-    loss, _ = op(*inputs, out=(None, scores))
-    if isinstance(rows, slice):
-        sums.add(rows, hidden[rows], scores)
+        found, _ = op(*inputs, outputs=("output",))
     else:
-        sums.add_apart(hidden[rows], scores)
-    return loss
+        found, _ = op(*inputs, out=(None, by_class))
+        if slopes is not None:
+            by_class *= slopes[rows].unsqueeze(1)
+        if isinstance(rows, slice):
+            sums.add(rows, hidden[rows], scores)
+        else:
+            sums.add_apart(hidden[rows], scores)
+    if loss.dim():
+        loss[rows] += found
+    else:
+        loss += found
 
 
-def _count(target: Tensor, ignore_index: int, reduction: str) -> Tensor:
-    """Return the divisor of the summed loss: 1, or for "mean" the rows not ignored, at least 1."""
-    if reduction == "sum":
-        return target.new_ones(())
-    if reduction != "mean":
-        refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
-    return (target != ignore_index).sum().clamp(min=1)
+def _count(
+    target: Tensor, n_classes: int, class_weight: Tensor | None, ignore_index: int
+) -> Tensor:
+    """Return the divisor of a mean: the sum of the rows' weights, or 1 where it is 0."""
+    counts = target != ignore_index
+    if class_weight is None:
+        return counts.sum().clamp(min=1)
+    inside = (target >= 0) & (target < n_classes)
+    weights = class_weight[target.clamp(0, max(n_classes - 1, 0))]
+    total = weights.masked_fill_(~inside, 1).masked_fill_(~counts, 0).sum()
+    return total.masked_fill_(total == 0, 1)
 
 
 def _fake_linear(*arguments: Any) -> tuple[Tensor, ...]:
-    hidden, weight, _, bias, _, _, dtype, mask = arguments
-    pairs = zip((hidden, weight, bias), mask, strict=True)
-    gradients = [x.new_empty(x.shape) if wanted else hidden.new_empty(0) for x, wanted in pairs]
-    return hidden.new_empty((), dtype=dtype or hidden.dtype), *gradients
+    hidden, weight, _, bias, _, _, dtype, mask, *_ = arguments
+    loss = hidden.new_empty((), dtype=dtype or hidden.dtype)
+    return loss, *_fake_gradients((hidden, weight, bias), mask)
+
+
+def _fake_gradients(layer: Sequence[Any], mask: Sequence[bool]) -> tuple[Tensor, ...]:
+    pairs = zip(layer, mask, strict=True)
+    empty = layer[0].new_empty(0)
+    return tuple([x.new_empty(x.shape) if wanted else empty.clone() for x, wanted in pairs])
+
+
+def _fake_row_losses(*arguments: Any) -> Tensor:
+    hidden, _, target, _, _, dtype, *_ = arguments
+    return hidden.new_empty(target.shape, dtype=dtype or hidden.dtype)
+
+
+def _fake_row_gradients(*arguments: Any) -> tuple[Tensor, ...]:
+    _, hidden, weight, _, bias, *_ = arguments
+    return _fake_gradients((hidden, weight, bias), arguments[-1])
 
 
 def _save_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
-    ctx.mask = tuple(arguments[-1])
+    ctx.mask = tuple(arguments[7])
     ctx.save_for_backward(*results[1:])
 
 
@@ -314,36 +455,76 @@ def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
         scale_gradients("linear_cross_entropy", dloss, [sums for sums, wanted in pairs if wanted])
     )
     hidden, weight, bias = [next(scaled) if wanted else None for wanted in ctx.mask]
-    return hidden, weight, None, bias, None, None, None, None
+    return hidden, weight, None, bias, *[None] * (len(ctx.needs_input_grad) - 4)
 
 
-DOORS = register(
-    (
+def _save_rows(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
+    hidden, weight, target, bias, ctx.ignore_index, _, class_weight, *terms = arguments
+    ctx.terms = tuple(terms)
+    ctx.save_for_backward(hidden, weight, target, bias, class_weight)
+
+
+def _rows_derivative(ctx: Any, dloss: Tensor) -> tuple[Any, ...]:
+    hidden, weight, target, bias, class_weight = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    mask = (needs[0], needs[1], needs[3])
+    inputs = (dloss, hidden, weight, target, bias, ctx.ignore_index, class_weight, *ctx.terms)
+    of_layer = DOORS["linear_cross_entropy_rows_backward"].every(*inputs, mask)
+    pairs = zip(of_layer, mask, strict=True)
+    of_hidden, of_weight, of_bias = [x if wanted else None for x, wanted in pairs]
+    return of_hidden, of_weight, None, of_bias, *[None] * (len(needs) - 4)
+
+
+def _losses(prefix: str, terms: str) -> tuple[CustomOp, ...]:
+    """The loss with its gradient, alone, and in place."""
+    arguments = f"{_ARGUMENTS}{terms}"
+    return (
         CustomOp(
-            f"cross_entropy(Tensor input, {_ARGUMENTS}) -> (Tensor loss, Tensor gradient)",
+            f"{prefix}cross_entropy(Tensor input, {arguments}) -> (Tensor loss, Tensor gradient)",
             _loss_and_gradient,
             _save,
             _derivative,
         ),
+        CustomOp(f"{prefix}cross_entropy_loss(Tensor input, {arguments}) -> Tensor", _loss),
         CustomOp(
-            f"cross_entropy_loss(Tensor input, {_ARGUMENTS}) -> Tensor",
-            _loss,
-        ),
-        CustomOp(
-            f"cross_entropy_(Tensor(a!) input, {_ARGUMENTS}) -> Tensor",
+            f"{prefix}cross_entropy_(Tensor(a!) input, {arguments}) -> Tensor",
             _in_place,
             fake=functools.partial(_loss, infer),
             writes=0,
         ),
+    )
+
+
+_LAYER = "Tensor hidden, Tensor weight, Tensor target, Tensor? bias, int ignore_index"
+DOORS = register(
+    (
+        *_losses("", ""),
+        *_losses("regularized_", f", {_TERMS}"),
         CustomOp("overwritten(Tensor input) -> Tensor", _check_overwriting, fake=_fake_check),
         CustomOp(
-            "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, "
-            "int ignore_index, str reduction, ScalarType? dtype, bool[3] output_mask) "
+            f"linear_cross_entropy({_LAYER}, str reduction, ScalarType? dtype, "
+            f"bool[3] output_mask, Tensor? class_weight=None, {_TERMS}) "
             "-> (Tensor loss, Tensor, Tensor, Tensor)",
             _linear_cross_entropy,
             _save_linear,
             _linear_derivative,
             _fake_linear,
+        ),
+        CustomOp(
+            f"linear_cross_entropy_rows({_LAYER}, ScalarType? dtype, Tensor? class_weight, "
+            f"{_TERMS}) -> Tensor",
+            _row_losses,
+            _save_rows,
+            _rows_derivative,
+            _fake_row_losses,
+        ),
+        CustomOp(
+            "linear_cross_entropy_rows_backward(Tensor grad, Tensor hidden, Tensor weight, "
+            "Tensor target, Tensor? bias, int ignore_index, Tensor? class_weight, "
+            "float label_smoothing, float lse_square_scale, float softcap, bool[3] output_mask) "
+            "-> (Tensor, Tensor, Tensor)",
+            _row_gradients,
+            fake=_fake_row_gradients,
         ),
     )
 )

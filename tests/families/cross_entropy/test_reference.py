@@ -13,9 +13,9 @@ import pytest
 from derivatives import finite_differences, vjp
 from within_rows import assert_within_rows
 
-from cupy_training_ops import get_op
+from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
-from cupy_training_ops.families.cross_entropy.samples import REDUCTIONS
+from cupy_training_ops.families.cross_entropy.samples import REDUCTIONS, TERMS
 from cupy_training_ops.families.softmax.samples import logits
 from cupy_training_ops.testing.compare import assert_matches
 
@@ -236,3 +236,53 @@ def test_loss_and_gradient_are_pytorchs(anywhere, rng, shape, reduction) -> None
     )
     assert_matches(anywhere.host(loss), wanted.detach().numpy())
     assert_matches(anywhere.host(gradient), theirs.grad.numpy())
+
+
+@reductions
+@pytest.mark.parametrize("terms", TERMS)
+def test_regularized_losses_are_pytorchs_parts(anywhere, rng, terms, reduction) -> None:
+    """Beside autograd of smoothed labels, the square of logsumexp, and a cap of a masked score."""
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
+    scores, labels, _ = rows(rng, (4, 6, 5))
+    if "label_smoothing" not in terms:
+        scores[0, 1] = -INF
+        labels[labels == 1] = 2
+    theirs, target = torch.tensor(scores, requires_grad=True), torch.tensor(labels)
+    capped, cap = theirs, terms.get("softcap", 0)
+    if cap:
+        capped = torch.where(theirs == -INF, theirs, cap * torch.tanh(theirs / cap))
+    smoothing, square = terms.get("label_smoothing", 0), terms.get("lse_square_scale", 0)
+    named = {"ignore_index": IGNORED, "label_smoothing": smoothing, "reduction": "none"}
+    losses = torch.nn.functional.cross_entropy(capped, target, **named)
+    counts = target != IGNORED
+    losses = losses + torch.where(counts, square * capped.logsumexp(1).square(), 0)
+    wanted = {"none": losses, "sum": losses.sum(), "mean": losses.sum() / counts.sum()}[reduction]
+    wanted.sum().backward()
+    loss, gradient = apply(
+        "CrossEntropyLossAndGrad",
+        *(anywhere.place(scores), anywhere.place(labels), None, IGNORED),
+        reduction=reduction,
+        **terms,
+    )
+    assert_matches(anywhere.host(loss), wanted.detach().numpy())
+    assert_matches(anywhere.host(gradient), theirs.grad.numpy())
+
+
+@pytest.mark.parametrize(
+    ("attributes", "weighted", "message"),
+    [
+        (
+            {"label_smoothing": 1.5},
+            False,
+            "label_smoothing: expected a number from 0 to 1, got 1.5",
+        ),
+        ({"softcap": -1.0}, False, "softcap: expected a finite number of at least 0, got -1.0"),
+        ({"label_smoothing": 0.1}, True, "weights: expected None with label_smoothing"),
+    ],
+)
+def test_terms_that_are_refused(rng, attributes, weighted, message) -> None:
+    scores, labels, weights = rows(rng, (4, 6))
+    with pytest.raises(ArgumentError, match=message):
+        apply(
+            "CrossEntropyLossAndGrad", scores, labels, weights if weighted else None, **attributes
+        )

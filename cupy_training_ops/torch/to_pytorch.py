@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""Calls that go to PyTorch's own functions, as no kernel of this package computes them.
+
+Each is counted by function and argument. If PyTorch refuses the call too, the error is of PyTorch's
+type and an ArgumentError, with both messages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from ..errors import ArgumentError, DtypeError, pass_on, shown
+from ..forks import Locked
+
+_counts = Counter[str]()
+_shared = Locked()
+
+
+class Unserved(NamedTuple):
+    """An argument that no kernel takes: its name, the values that kernels take, its value or kind.
+
+    Made in compiled regions too, where a value is not yet a text.
+    """
+
+    argument: str
+    expected: str
+    got: object
+
+
+class ArgumentRuntimeError(ArgumentError, RuntimeError):
+    """An argument that PyTorch refuses by a RuntimeError."""
+
+
+class ArgumentIndexError(ArgumentError, IndexError):
+    """An argument that PyTorch refuses by an IndexError."""
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument that PyTorch refuses by a TypeError."""
+
+
+_ERRORS: dict[type[Exception], type[ArgumentError]] = {
+    RuntimeError: ArgumentRuntimeError,
+    NotImplementedError: ArgumentRuntimeError,
+    IndexError: ArgumentIndexError,
+    TypeError: ArgumentTypeError,
+    AttributeError: ArgumentTypeError,
+    ValueError: ArgumentError,
+}
+_GRADIENTS = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
+
+
+def fallbacks(*, reset: bool = False) -> dict[str, int]:
+    """Return how many calls went to PyTorch's functions, by "function: argument".
+
+    A call in a compiled region counts once, when it is traced. reset: begin anew.
+    """
+    with _shared.lock:
+        counts = dict(sorted(_counts.items()))
+        if reset:
+            _counts.clear()
+    return counts
+
+
+def _add(function: str, argument: str) -> None:
+    with _shared.lock:
+        _counts[f"{function}: {argument}"] += 1
+
+
+_count: Callable[[str, str], None] = torch.compiler.assume_constant_result(_add)  # when traced
+
+
+def differentiates() -> bool:
+    """Return True inside torch.func's derivatives and forward mode, which kernels lack."""
+    if forward_ad._current_level >= 0:
+        return True
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return any(interpreter.key() in _GRADIENTS for interpreter in stack)
+
+
+def call_pytorch(
+    function: str, reason: Unserved, theirs: Callable[..., Any], *arguments: Any, **named: Any
+) -> Any:
+    """Count a call that no kernel computes, and call PyTorch's function."""
+    _count(function, reason.argument)
+    if torch.compiler.is_compiling():
+        return theirs(*arguments, **named)
+    got = reason.got if isinstance(reason.got, str) else shown(reason.got)
+    message = f"{function}: {reason.argument}: expected {reason.expected}, got {got}"
+    return _call(message, theirs, arguments, named)
+
+
+def or_pytorch(
+    function: str, ours: Callable[..., Any], theirs: Callable[..., Any], *arguments: Any
+) -> Any:
+    """Call our function, and PyTorch's with the same arguments if ours refuses them."""
+    try:
+        return ours(*arguments)
+    except (ArgumentError, DtypeError) as error:
+        pass_on(error)
+        message = str(error)
+        argument = (*message.split(": "), "")[1]  # as `refuse` names it
+    except NotImplementedError as error:  # of a device, or a subclass of Tensor
+        pass_on(error)
+        message, argument = str(error), "device"
+    _count(function, argument)
+    return _call(message, theirs, arguments, {})
+
+
+def _call(message: str, theirs: Callable[..., Any], arguments: Any, named: Any) -> Any:
+    try:
+        return theirs(*arguments, **named)
+    except tuple(_ERRORS) as error:
+        pass_on(error)
+        kind, reason = _ERRORS.get(type(error)), str(error)
+        if kind is None:  # out of memory, for one
+            raise
+    raise kind(f"{message}; PyTorch: {reason}")
