@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .conversion import convert as convert
     from .graph_codes import activation_codes as activation_codes
     from .optim import SGD as SGD
+    from .optim import Adam as Adam
     from .optim import AdamW as AdamW
     from .optim import Lamb as Lamb
 

@@ -24,7 +24,7 @@ def operators(x: torch.Tensor, a: np.ndarray[tuple[int], np.dtype[np.float32]]) 
 def training(model: torch.nn.Module, x: torch.Tensor) -> None:
     """Names and values."""
     print(cto.torch.AdamW(model.parameters(), lr="0.1"))  # wrong: a text for a rate
-    print(cto.torch.AdamW(model.parameters(), state="4bit"))  # wrong: no such state
+    print(cto.torch.AdamW(model.parameters(), state="2bit"))  # wrong: no such state
     print(cto.torch.SGD(model.parameters(), max_norm="1"))  # wrong: a text for a norm
     print(cto.torch.convert(x))  # wrong: a tensor for a module
     print(cto.torch.convert(model, skip="Dropout"))  # wrong: a text for a list of them

@@ -82,7 +82,7 @@ def values(model: bytes) -> None:
     """Values of other kinds."""
     print(cto.AdamW([x], lr="0.1"))  # wrong: a text for a rate
     print(cto.AdamW([x], betas=0.9))  # wrong: one of two numbers
-    print(cto.AdamW([x], state="4bit"))  # wrong: no such state
+    print(cto.AdamW([x], state="2bit"))  # wrong: no such state
     print(cto.AdamW(x))  # wrong: an array for a list
     print(cto.SGD([x]).step([x], lr="0.1"))  # wrong: also in a step
     print(cto.Lamb([x], momentum=0.9))  # wrong: no such argument

@@ -162,7 +162,7 @@ class Adam(Optimizer):
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
         max_norm: float | None = None,
-        state: str | None = None,
+        state: Literal["8bit", "4bit"] | None = None,
         rounding_seed: int | None = None,
     ) -> None:
         if state not in (None, *BITS):
