@@ -26,6 +26,7 @@ TRANSPOSED_SIDE = 32  # of tiles
 TRANSPOSING_THREADS = 256  # of a block
 
 FP10_IN_WORD = 3  # codes
+NOT_FINITE = 255  # exponent of a box of MSFP15 with an infinity or a NaN
 
 # The types that kernels of several families are compiled for: cuda_src/core/slots.cuh.
 T = TypeSlot("float")  # elements

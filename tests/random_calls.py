@@ -150,6 +150,16 @@ def layer_norm_gradient(size: Size, rng: np.random.Generator) -> Case:
     return [dy, x, numbers(rng, length, dtype=dtype), mean, inverse], {}
 
 
+def attention_gradient(size: Size, rng: np.random.Generator) -> Case:
+    dtype, kv_heads, group = one_of(size, size.dtypes), size(1, 2), size(1, 2)
+    (batch, queries, keys), width = (size(1, n) for n in (2, 150, 150)), size(4, 32)
+    q, dy = (numbers(rng, batch, kv_heads * group, queries, width, dtype=dtype) for _ in range(2))
+    k, v = (numbers(rng, batch, kv_heads, keys, width, dtype=dtype) for _ in range(2))
+    with backends.numpy_runs_on(backends.CPU):
+        y, lse = cto.flash_attention(q, k, v)
+    return [dy, q, k, v, y, lse], {}
+
+
 def without_mean(size: Size, rng: np.random.Generator) -> Case:
     (dy, x, scale, _, inverse), attributes = layer_norm_gradient(size, rng)
     return [dy, x, scale, inverse], attributes
@@ -293,6 +303,7 @@ CALLS: Mapping[str, Maker] = {
     "LayerNormalizationGrad": layer_norm_gradient,
     "SimplifiedLayerNormalizationGrad": without_mean,
     "InvertibleLayerNormalizationGrad": from_output,
+    "FlashAttentionGrad": attention_gradient,
     "BatchNormInternal": batch_norm,
     "BatchNormalizationGrad": batch_norm_gradient,
     "Conv": convolution,

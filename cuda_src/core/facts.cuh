@@ -38,6 +38,8 @@ constexpr int TRANSPOSED_SIDE = 32;
 constexpr int TRANSPOSING_THREADS = 256;
 // Codes
 constexpr int FP10_IN_WORD = 3;
+// Exponent of a box of MSFP15 with an infinity or a NaN
+constexpr int NOT_FINITE = 255;
 constexpr int ONNX_BOOL = 9;
 constexpr int ONNX_INT32 = 6;
 constexpr int ONNX_UINT32 = 12;

@@ -7,13 +7,14 @@
 // floating-point arithmetic. Boxes with E < SMALLEST_EXACT_EXPONENT are encoded by integers: their
 // quanta are so small that subnormal floats, which arithmetic flushes to 0, would matter.
 #pragma once
+#include "core/facts.cuh"
 #include "core/vec.cuh"
 #include "format/nan.cuh"
 
 namespace cto::format::msfp15 {
 
 constexpr u32 SMALLEST_EXACT_EXPONENT = 8;
-constexpr u32 NOT_FINITE = 255;  // E of a box with an infinity or a NaN
+constexpr u32 NOT_FINITE = facts::NOT_FINITE;
 
 // A float with the same code as x. Codes depend on the upper seven bits of a fraction only, so a
 // double is truncated; beyond float's range it becomes infinity or zero.

@@ -13,7 +13,7 @@ namespace cto::gist_guard::tile {
 using namespace facts::gist_guard;
 using vec::Vec;
 
-constexpr u32 NOT_FINITE = 255;
+using format::msfp15::NOT_FINITE;
 constexpr float STEP = 0x1p-5f, HALF_STEP = 0x1p-6f, MOST_STEPS = 63 * STEP;
 constexpr float TO_STEPS = 0x1p18f;  // x + TO_STEPS is rounded to multiples of STEP
 

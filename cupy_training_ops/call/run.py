@@ -435,6 +435,7 @@ class CpuCall(Call):
         returned = self._one_by_one(self.function(*self._with_hosts(inputs, values)))
         pairs = zip(returned, self.makers, strict=True)
         results = tuple([_own(value, make, arrays) for value, make in pairs])
+        in_turn([], own_marks())
         return results[0] if self.single_output else self.group_results(results)
 
     def run(

@@ -8,7 +8,6 @@ the dtype of weights, if these differ from the input's.
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 import warnings
@@ -24,7 +23,13 @@ from ..errors import pass_on, refuse, shown
 from .ops import DOORS
 from .ops.dispatch import needs_dispatcher
 from .ops.losses import refuse_overwriting, scale_gradients
-from .to_pytorch import Unserved, call_pytorch, differentiates, or_pytorch
+from .to_pytorch import (
+    Unserved,
+    call_pytorch,
+    differentiates,
+    or_pytorch,
+    with_deprecated_form,
+)
 
 __all__ = [
     "cross_entropy",
@@ -544,42 +549,7 @@ class _Spent(torch.autograd.Function):  # type: ignore[misc]
         refuse("cross_entropy", "input", expected, "another use, of the gradient that they hold")
 
 
-def _with_deprecated_form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let a function take (hidden, weight, target, bias, ignore_index, reduction) as well."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Tensor:
-        is_whole = len(arguments) > 1 or "linear_weight" in named or "weight" not in named
-        if len(arguments) > 3 or "hidden" in named or "bias" in named or not is_whole:
-            arguments, named = _in_pytorchs_form(arguments, named)
-        return function(*arguments, **named)
-
-    return call
-
-
-def _in_pytorchs_form(
-    arguments: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of the deprecated form by PyTorch's names."""
-    message = (
-        "linear_cross_entropy(hidden, weight, target, bias, ignore_index, reduction) is deprecated:"
-        " name arguments as torch.nn.functional.linear_cross_entropy does"
-    )
-    warnings.warn(message, DeprecationWarning, stacklevel=3)
-    old = ("hidden", "weight", "target", "bias", "ignore_index", "reduction")
-    new = ("input", "linear_weight", "target", "linear_bias", "ignore_index", "reduction")
-    names = dict(zip(old, new, strict=True))
-    if len(arguments) > len(old):
-        refuse("linear_cross_entropy", "arguments", "6 at most", f"{len(arguments)}")
-    named = {names.get(name, name): value for name, value in named.items()}
-    for name, value in zip(new, arguments, strict=False):
-        if name in named:
-            refuse("linear_cross_entropy", name, "one value", "two")
-        named[name] = value
-    return (), named
-
-
-@_with_deprecated_form
+@with_deprecated_form
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,

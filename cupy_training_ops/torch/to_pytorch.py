@@ -7,14 +7,17 @@ type and an ArgumentError, with both messages.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..errors import ArgumentError, DtypeError, pass_on, shown
+from ..errors import ArgumentError, DtypeError, pass_on, refuse, shown
 from ..forks import Locked
 
 _counts = Counter[str]()
@@ -123,3 +126,38 @@ def _call(message: str, theirs: Callable[..., Any], arguments: Any, named: Any) 
         if kind is None:  # out of memory, for one
             raise
     raise kind(f"{message}; PyTorch: {reason}")
+
+
+def with_deprecated_form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let a function take (hidden, weight, target, bias, ignore_index, reduction) as well."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Tensor:
+        is_whole = len(arguments) > 1 or "linear_weight" in named or "weight" not in named
+        if len(arguments) > 3 or "hidden" in named or "bias" in named or not is_whole:
+            arguments, named = _in_pytorchs_form(arguments, named)
+        return function(*arguments, **named)
+
+    return call
+
+
+def _in_pytorchs_form(
+    arguments: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of the deprecated form by PyTorch's names."""
+    message = (
+        "linear_cross_entropy(hidden, weight, target, bias, ignore_index, reduction) is deprecated:"
+        " name arguments as torch.nn.functional.linear_cross_entropy does"
+    )
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    old = ("hidden", "weight", "target", "bias", "ignore_index", "reduction")
+    new = ("input", "linear_weight", "target", "linear_bias", "ignore_index", "reduction")
+    names = dict(zip(old, new, strict=True))
+    if len(arguments) > len(old):
+        refuse("linear_cross_entropy", "arguments", "6 at most", f"{len(arguments)}")
+    named = {names.get(name, name): value for name, value in named.items()}
+    for name, value in zip(new, arguments, strict=False):
+        if name in named:
+            refuse("linear_cross_entropy", name, "one value", "two")
+        named[name] = value
+    return (), named

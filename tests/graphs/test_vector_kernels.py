@@ -153,7 +153,7 @@ def test_what_is_no_such_call_is_left_to_cupy(run, rng) -> None:
     np.testing.assert_array_equal(run.host(x), before)
 
 
-@pytest.mark.parametrize("architecture", ["70", "90"])
+@pytest.mark.parametrize("architecture", ["75", "90"])  # the least that CUDA 13 compiles for
 @pytest.mark.parametrize("name", vectors.EXPRESSIONS)
 def test_kernels_compile(name: str, architecture: str, rng) -> None:
     dtypes = vectors.EXPRESSIONS[name].dtypes

@@ -128,7 +128,9 @@ def _gradients(
     dX[i] is the sum over k of W[k] dY[i + p - k d], which is a convolution with k the other way
     around, and dW[k] that of X[i] dY[i + p - k d] over i.
     """
-    if max(c.strides, default=1) > 1 or c.filters > 4 * c.channels or not c.batch:
+    is_long = max(c.strides, default=1) > 1 or c.filters > 4 * c.channels or not c.batch
+    # Unfolded, dY has zeros beside it, which make NaN of an infinity.
+    if is_long or not (np.isfinite(x).all() and np.isfinite(w).all()):
         return _data_gradient(c, dy, w, None), _weight_gradient(c, x, dy)
     pads = [d * (k - 1) - p for k, d, p in zip(c.kernel, c.dilations, c.pads, strict=True)]
     back = replace(

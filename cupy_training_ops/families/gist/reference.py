@@ -7,14 +7,14 @@ import ml_dtypes
 import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, HostArray
+from ...facts import NOT_FINITE
 from ...rules.widening import convert, odd_bits, pad_tiles, put_nan, quiet, truncated_float32
 from .facts import BOX
 
 Shape = tuple[int, ...] | None
 
 E5M2 = ml_dtypes.float8_e5m2
-NOT_FINITE = 255  # the exponent of a box with an infinity or a NaN
-CODE_OF_INFINITY, CODE_OF_NAN = 30, 31  # in such a box
+CODE_OF_INFINITY, CODE_OF_NAN = 30, 31  # in a box of NOT_FINITE
 
 with np.errstate(all="ignore"):  # a look-up takes a quarter of the time of ml_dtypes' conversion
     _E5M2_OF_BFLOAT16 = np.arange(2**16, dtype=np.uint16).view(BFLOAT16).astype(E5M2).view(np.uint8)
