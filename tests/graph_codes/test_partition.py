@@ -215,7 +215,11 @@ def test_graphs_without_a_backward_pass(seed):
     model, inputs = made("gelu", seed)
     with torch.no_grad():
         loss = torch.compile(model, backend=_backend(codes_of()))(*inputs)
-    assert torch.allclose(loss, model(*inputs), rtol=1e-4)
+        expected = model(*inputs)
+    most = (
+        1e-7 * inputs[1].abs().sum()
+    )  # rounding is as large as the terms, their sum may be near 0
+    assert abs(loss - expected) <= most
 
 
 @pytest.mark.parametrize("name", ["gelu"])
