@@ -218,7 +218,7 @@ def test_graphs_without_a_backward_pass(seed):
         expected = model(*inputs)
     most = (
         1e-7 * inputs[1].abs().sum()
-    )  # rounding is as large as the terms, their sum may be near 0
+    )  # rounding is as large as terms, the sum may be near 0
     assert abs(loss - expected) <= most
 
 
