@@ -216,9 +216,7 @@ def test_graphs_without_a_backward_pass(seed):
     with torch.no_grad():
         loss = torch.compile(model, backend=_backend(codes_of()))(*inputs)
         expected = model(*inputs)
-    most = (
-        1e-7 * inputs[1].abs().sum()
-    )  # rounding is as large as terms, the sum may be near 0
+    most = 1e-7 * inputs[1].abs().sum()  # rounding is as large as terms, the sum may be near 0
     assert abs(loss - expected) <= most
 
 
