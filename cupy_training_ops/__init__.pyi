@@ -855,8 +855,8 @@ def adam_largest_list(
     """AMSGrad over a list: new_weights[i] = weights[i] - R (m / c1) / (sqrt(x / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights, *new_largest_moment_2)."""
 @overload
 def adam_largest_list(
-    *, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
-    gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+    R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+    gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy], *,
     mixed_precision_weights: Sequence[_NumPy | None] | None = None,
     loss_scale: _Reals | _NumPy | None = None, global_gradient_norm: _Reals | _NumPy | None = None,
     update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None,
@@ -883,8 +883,8 @@ def adam_largest_list(
 ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any, tuple[NDArray[Any], ...] | Any]: ...
 @overload
 def adam_largest_list(
-    *, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
-    gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+    R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+    gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy], *,
     mixed_precision_weights: Sequence[_NumPy | None] | None = None,
     loss_scale: _Reals | _NumPy | None = None, global_gradient_norm: _Reals | _NumPy | None = None,
     update_signal: _Booleans | _NumPy | None = None, max_norm: _Reals | _NumPy | None = None,
@@ -912,9 +912,9 @@ def adam_largest_list(
 ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any, tuple[_T, ...]]: ...
 @overload
 def adam_largest_list(
-    *, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+    R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
     gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]], moment_2: Sequence[Tensor[_T]],
-    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    *, mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
     loss_scale: _Reals | Tensor[_T] | None = None,
     global_gradient_norm: _Reals | Tensor[_T] | None = None,
     update_signal: _Booleans | Tensor[_T] | None = None,
@@ -943,9 +943,9 @@ def adam_largest_list(
 ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any, tuple[_T, ...] | Any]: ...
 @overload
 def adam_largest_list(
-    *, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+    R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
     gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]], moment_2: Sequence[Tensor[_T]],
-    mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
+    *, mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
     loss_scale: _Reals | Tensor[_T] | None = None,
     global_gradient_norm: _Reals | Tensor[_T] | None = None,
     update_signal: _Booleans | Tensor[_T] | None = None,
@@ -974,8 +974,8 @@ def adam_largest_list(
 ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any, tuple[CupyArray, ...]]: ...
 @overload
 def adam_largest_list(
-    *, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
-    gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray], moment_2: Sequence[CupyArray],
+    R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray], moment_2: Sequence[CupyArray], *,
     mixed_precision_weights: Sequence[CupyArray | None] | None = None,
     loss_scale: _Reals | CupyArray | None = None,
     global_gradient_norm: _Reals | CupyArray | None = None,
@@ -1004,8 +1004,8 @@ def adam_largest_list(
 ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any, tuple[CupyArray, ...] | Any]: ...
 @overload
 def adam_largest_list(
-    *, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
-    gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray], moment_2: Sequence[CupyArray],
+    R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+    gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray], moment_2: Sequence[CupyArray], *,
     mixed_precision_weights: Sequence[CupyArray | None] | None = None,
     loss_scale: _Reals | CupyArray | None = None,
     global_gradient_norm: _Reals | CupyArray | None = None,
@@ -1034,8 +1034,8 @@ def adam_largest_list(
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
 @overload
 def adam_largest_list(
-    *, R: _Reals | _Other, T: _Integers | _Other, weights: Sequence[_Other],
-    gradients: Sequence[_Other], moment_1: Sequence[_Other], moment_2: Sequence[_Other],
+    R: _Reals | _Other, T: _Integers | _Other, weights: Sequence[_Other],
+    gradients: Sequence[_Other], moment_1: Sequence[_Other], moment_2: Sequence[_Other], *,
     mixed_precision_weights: Sequence[_Other | None] | None = None,
     loss_scale: _Reals | _Other | None = None, global_gradient_norm: _Reals | _Other | None = None,
     update_signal: _Booleans | _Other | None = None, max_norm: _Reals | _Other | None = None,
@@ -2617,7 +2617,7 @@ def flash_attention_grad(
     pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any] | Any]:
     """Gradient of FlashAttention: dS = P (dY V^T - sum of dY Y), dV = P^T dY, dQ = scale dS K. Returns (dQ, dK, dV, dS)."""
 @overload
 def flash_attention_grad(
@@ -2638,7 +2638,7 @@ def flash_attention_grad(
     pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
     out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
-) -> tuple[_T, _T, _T, _T]: ...
+) -> tuple[_T, _T, _T, _T | Any]: ...
 @overload
 def flash_attention_grad(
     dY: Tensor[_T], Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], Y: Tensor[_T], LSE: Tensor[_T],
@@ -2658,7 +2658,7 @@ def flash_attention_grad(
     pads_mask: _Boolean = False, mask_gradient: _Boolean = False,
     out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
-) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray | Any]: ...
 @overload
 def flash_attention_grad(
     dY: CupyArray, Q: CupyArray, K: CupyArray, V: CupyArray, Y: CupyArray, LSE: CupyArray,
@@ -4865,7 +4865,7 @@ def sgd_momentum_list(
     """Descent with momentum over a list: weights[i] = weights[i] - lr b, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights, new_step, *updated_momenta)."""
 @overload
 def sgd_momentum_list(
-    *, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+    lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy], *,
     mixed_precision_weights: Sequence[_NumPy | None] | None = None,
     loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
     max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None,
@@ -4889,7 +4889,7 @@ def sgd_momentum_list(
 ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any, NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any]: ...
 @overload
 def sgd_momentum_list(
-    *, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+    lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy], *,
     mixed_precision_weights: Sequence[_NumPy | None] | None = None,
     loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
     max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None,
@@ -4914,7 +4914,7 @@ def sgd_momentum_list(
 ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T | Any, ...] | Any, _T | Any, tuple[_T, ...]]: ...
 @overload
 def sgd_momentum_list(
-    *, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]],
+    lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]], *,
     mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
     loss_scale: _Reals | Tensor[_T] | None = None, gradient_norm: _Reals | Tensor[_T] | None = None,
     max_norm: _Reals | Tensor[_T] | None = None,
@@ -4940,7 +4940,7 @@ def sgd_momentum_list(
 ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any, _T | Any, tuple[_T, ...] | Any]: ...
 @overload
 def sgd_momentum_list(
-    *, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]],
+    lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]], gradients: Sequence[Tensor[_T]], *,
     mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
     loss_scale: _Reals | Tensor[_T] | None = None, gradient_norm: _Reals | Tensor[_T] | None = None,
     max_norm: _Reals | Tensor[_T] | None = None,
@@ -4966,7 +4966,7 @@ def sgd_momentum_list(
 ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any, CupyArray | Any, tuple[CupyArray, ...]]: ...
 @overload
 def sgd_momentum_list(
-    *, lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+    lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray], *,
     mixed_precision_weights: Sequence[CupyArray | None] | None = None,
     loss_scale: _Reals | CupyArray | None = None, gradient_norm: _Reals | CupyArray | None = None,
     max_norm: _Reals | CupyArray | None = None, update_signal: _Booleans | CupyArray | None = None,
@@ -4991,7 +4991,7 @@ def sgd_momentum_list(
 ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any, CupyArray | Any, tuple[CupyArray, ...] | Any]: ...
 @overload
 def sgd_momentum_list(
-    *, lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+    lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray], *,
     mixed_precision_weights: Sequence[CupyArray | None] | None = None,
     loss_scale: _Reals | CupyArray | None = None, gradient_norm: _Reals | CupyArray | None = None,
     max_norm: _Reals | CupyArray | None = None, update_signal: _Booleans | CupyArray | None = None,
@@ -5016,7 +5016,7 @@ def sgd_momentum_list(
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Any, tuple[Any, ...]]: ...
 @overload
 def sgd_momentum_list(
-    *, lr: _Reals | _Other, weights: Sequence[_Other], gradients: Sequence[_Other],
+    lr: _Reals | _Other, weights: Sequence[_Other], gradients: Sequence[_Other], *,
     mixed_precision_weights: Sequence[_Other | None] | None = None,
     loss_scale: _Reals | _Other | None = None, gradient_norm: _Reals | _Other | None = None,
     max_norm: _Reals | _Other | None = None, update_signal: _Booleans | _Other | None = None,
@@ -6062,8 +6062,8 @@ class AdamLargestList(Op):
     ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any, tuple[NDArray[Any], ...]]: ...
     @overload
     def __call__(
-        self, *, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
-        gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+        self, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy], *,
         mixed_precision_weights: Sequence[_NumPy | None] | None = None,
         loss_scale: _Reals | _NumPy | None = None,
         global_gradient_norm: _Reals | _NumPy | None = None,
@@ -6085,8 +6085,8 @@ class AdamLargestList(Op):
     ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any, tuple[NDArray[Any], ...] | Any]: ...
     @overload
     def __call__(
-        self, *, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
-        gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy],
+        self, R: _Reals | _NumPy, T: _Integers | _NumPy, weights: Sequence[_NumPy],
+        gradients: Sequence[_NumPy], moment_1: Sequence[_NumPy], moment_2: Sequence[_NumPy], *,
         mixed_precision_weights: Sequence[_NumPy | None] | None = None,
         loss_scale: _Reals | _NumPy | None = None,
         global_gradient_norm: _Reals | _NumPy | None = None,
@@ -6109,9 +6109,9 @@ class AdamLargestList(Op):
     ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T, ...], tuple[_T | Any, ...] | Any, tuple[_T, ...]]: ...
     @overload
     def __call__(
-        self, *, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+        self, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
         gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]],
-        moment_2: Sequence[Tensor[_T]],
+        moment_2: Sequence[Tensor[_T]], *,
         mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
         loss_scale: _Reals | Tensor[_T] | None = None,
         global_gradient_norm: _Reals | Tensor[_T] | None = None,
@@ -6134,9 +6134,9 @@ class AdamLargestList(Op):
     ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any, tuple[_T, ...] | Any]: ...
     @overload
     def __call__(
-        self, *, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
+        self, R: _Reals | Tensor[_T], T: _Integers | Tensor[_T], weights: Sequence[Tensor[_T]],
         gradients: Sequence[Tensor[_T]], moment_1: Sequence[Tensor[_T]],
-        moment_2: Sequence[Tensor[_T]],
+        moment_2: Sequence[Tensor[_T]], *,
         mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
         loss_scale: _Reals | Tensor[_T] | None = None,
         global_gradient_norm: _Reals | Tensor[_T] | None = None,
@@ -6159,9 +6159,9 @@ class AdamLargestList(Op):
     ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any, tuple[CupyArray, ...]]: ...
     @overload
     def __call__(
-        self, *, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+        self, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
         gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray],
-        moment_2: Sequence[CupyArray],
+        moment_2: Sequence[CupyArray], *,
         mixed_precision_weights: Sequence[CupyArray | None] | None = None,
         loss_scale: _Reals | CupyArray | None = None,
         global_gradient_norm: _Reals | CupyArray | None = None,
@@ -6184,9 +6184,9 @@ class AdamLargestList(Op):
     ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any, tuple[CupyArray, ...] | Any]: ...
     @overload
     def __call__(
-        self, *, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
+        self, R: _Reals | CupyArray, T: _Integers | CupyArray, weights: Sequence[CupyArray],
         gradients: Sequence[CupyArray], moment_1: Sequence[CupyArray],
-        moment_2: Sequence[CupyArray],
+        moment_2: Sequence[CupyArray], *,
         mixed_precision_weights: Sequence[CupyArray | None] | None = None,
         loss_scale: _Reals | CupyArray | None = None,
         global_gradient_norm: _Reals | CupyArray | None = None,
@@ -6209,8 +6209,8 @@ class AdamLargestList(Op):
     ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
     @overload
     def __call__(
-        self, *, R: _Reals | _Other, T: _Integers | _Other, weights: Sequence[_Other],
-        gradients: Sequence[_Other], moment_1: Sequence[_Other], moment_2: Sequence[_Other],
+        self, R: _Reals | _Other, T: _Integers | _Other, weights: Sequence[_Other],
+        gradients: Sequence[_Other], moment_1: Sequence[_Other], moment_2: Sequence[_Other], *,
         mixed_precision_weights: Sequence[_Other | None] | None = None,
         loss_scale: _Reals | _Other | None = None,
         global_gradient_norm: _Reals | _Other | None = None,
@@ -8160,7 +8160,7 @@ class FlashAttentionGrad(Op):
         attn_mask: _NumPy | None = None, nonpad_kv_seqlen: _NumPy | None = None, *,
         out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
         outputs: None = None, workspace: _Memory | None = None,
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any] | Any]: ...
     @overload
     def __call__(
         self, dY: _NumPy, Q: _NumPy, K: _NumPy, V: _NumPy, Y: _NumPy, LSE: _NumPy,
@@ -8175,7 +8175,7 @@ class FlashAttentionGrad(Op):
         nonpad_kv_seqlen: Tensor[_T] | None = None, *,
         out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
         outputs: None = None, workspace: _Memory | None = None,
-    ) -> tuple[_T, _T, _T, _T]: ...
+    ) -> tuple[_T, _T, _T, _T | Any]: ...
     @overload
     def __call__(
         self, dY: Tensor[_T], Q: Tensor[_T], K: Tensor[_T], V: Tensor[_T], Y: Tensor[_T],
@@ -8190,7 +8190,7 @@ class FlashAttentionGrad(Op):
         attn_mask: CupyArray | None = None, nonpad_kv_seqlen: CupyArray | None = None, *,
         out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
         outputs: None = None, workspace: _Memory | None = None,
-    ) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+    ) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray | Any]: ...
     @overload
     def __call__(
         self, dY: CupyArray, Q: CupyArray, K: CupyArray, V: CupyArray, Y: CupyArray, LSE: CupyArray,
@@ -11115,7 +11115,7 @@ class SGDMomentumList(Op):
     ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...], tuple[NDArray[Any] | Any, ...] | Any, NDArray[Any] | Any, tuple[NDArray[Any], ...]]: ...
     @overload
     def __call__(
-        self, *, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+        self, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy], *,
         mixed_precision_weights: Sequence[_NumPy | None] | None = None,
         loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
         max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None,
@@ -11136,7 +11136,7 @@ class SGDMomentumList(Op):
     ) -> tuple[NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any, tuple[NDArray[Any] | Any, ...] | Any, NDArray[Any] | Any, tuple[NDArray[Any], ...] | Any]: ...
     @overload
     def __call__(
-        self, *, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy],
+        self, lr: _Reals | _NumPy, weights: Sequence[_NumPy], gradients: Sequence[_NumPy], *,
         mixed_precision_weights: Sequence[_NumPy | None] | None = None,
         loss_scale: _Reals | _NumPy | None = None, gradient_norm: _Reals | _NumPy | None = None,
         max_norm: _Reals | _NumPy | None = None, update_signal: _Booleans | _NumPy | None = None,
@@ -11158,8 +11158,8 @@ class SGDMomentumList(Op):
     ) -> tuple[_T | Any, tuple[_T, ...], tuple[_T | Any, ...] | Any, _T | Any, tuple[_T, ...]]: ...
     @overload
     def __call__(
-        self, *, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]],
-        gradients: Sequence[Tensor[_T]],
+        self, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], *,
         mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
         loss_scale: _Reals | Tensor[_T] | None = None,
         gradient_norm: _Reals | Tensor[_T] | None = None,
@@ -11183,8 +11183,8 @@ class SGDMomentumList(Op):
     ) -> tuple[_T | Any, tuple[_T, ...] | Any, tuple[_T | Any, ...] | Any, _T | Any, tuple[_T, ...] | Any]: ...
     @overload
     def __call__(
-        self, *, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]],
-        gradients: Sequence[Tensor[_T]],
+        self, lr: _Reals | Tensor[_T], weights: Sequence[Tensor[_T]],
+        gradients: Sequence[Tensor[_T]], *,
         mixed_precision_weights: Sequence[Tensor[_T] | None] | None = None,
         loss_scale: _Reals | Tensor[_T] | None = None,
         gradient_norm: _Reals | Tensor[_T] | None = None,
@@ -11207,9 +11207,8 @@ class SGDMomentumList(Op):
     ) -> tuple[CupyArray | Any, tuple[CupyArray, ...], tuple[CupyArray | Any, ...] | Any, CupyArray | Any, tuple[CupyArray, ...]]: ...
     @overload
     def __call__(
-        self, *, lr: _Reals | CupyArray, weights: Sequence[CupyArray],
-        gradients: Sequence[CupyArray],
-        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        self, lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+        *, mixed_precision_weights: Sequence[CupyArray | None] | None = None,
         loss_scale: _Reals | CupyArray | None = None,
         gradient_norm: _Reals | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
         update_signal: _Booleans | CupyArray | None = None, step: _Integers | CupyArray,
@@ -11230,9 +11229,8 @@ class SGDMomentumList(Op):
     ) -> tuple[CupyArray | Any, tuple[CupyArray, ...] | Any, tuple[CupyArray | Any, ...] | Any, CupyArray | Any, tuple[CupyArray, ...] | Any]: ...
     @overload
     def __call__(
-        self, *, lr: _Reals | CupyArray, weights: Sequence[CupyArray],
-        gradients: Sequence[CupyArray],
-        mixed_precision_weights: Sequence[CupyArray | None] | None = None,
+        self, lr: _Reals | CupyArray, weights: Sequence[CupyArray], gradients: Sequence[CupyArray],
+        *, mixed_precision_weights: Sequence[CupyArray | None] | None = None,
         loss_scale: _Reals | CupyArray | None = None,
         gradient_norm: _Reals | CupyArray | None = None, max_norm: _Reals | CupyArray | None = None,
         update_signal: _Booleans | CupyArray | None = None, step: _Integers | CupyArray,
@@ -11254,7 +11252,7 @@ class SGDMomentumList(Op):
     ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Any, tuple[Any, ...]]: ...
     @overload
     def __call__(
-        self, *, lr: _Reals | _Other, weights: Sequence[_Other], gradients: Sequence[_Other],
+        self, lr: _Reals | _Other, weights: Sequence[_Other], gradients: Sequence[_Other], *,
         mixed_precision_weights: Sequence[_Other | None] | None = None,
         loss_scale: _Reals | _Other | None = None, gradient_norm: _Reals | _Other | None = None,
         max_norm: _Reals | _Other | None = None, update_signal: _Booleans | _Other | None = None,

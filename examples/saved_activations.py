@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import weakref
 from collections.abc import Iterable, MutableMapping
+from typing import TypeAlias
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -25,7 +26,7 @@ import cupy_training_ops as cto
 from cupy_training_ops.typing import CodecName
 
 CODECS = ("pack8", "pack16", "msfp15", "msfp15_signed")
-Saved = torch.Tensor | tuple[cto.Packed[torch.Tensor], torch.Size]
+Saved: TypeAlias = torch.Tensor | tuple[cto.Packed[torch.Tensor], torch.Size]
 
 
 class SavedActivations:

@@ -281,12 +281,15 @@ def call(cls: type[Op], name: str, indent: str, attributes: Sequence[str], doc: 
 
 
 def ways_to_list(cls: type[Op], library: Library) -> Iterator[list[str]]:
-    """The inputs by position or by name; by name alone, where that lets one before others out."""
+    """The inputs by position or by name; from the first optional one on by name alone, where that
+    lets it out before others."""
     yield [*inputs(cls, library=library), "*"]
     if any(item.optional for item in cls.inputs[: n_required(cls.inputs)]):
         ends = (" = None" if item.optional else "" for item in cls.inputs)
         pairs = zip(cls.inputs, ends, strict=True)
-        yield ["*", *(f"{item.name}: {taken(cls, item, library)}{end}" for item, end in pairs)]
+        listed = [f"{item.name}: {taken(cls, item, library)}{end}" for item, end in pairs]
+        first = next(i for i, item in enumerate(cls.inputs) if item.optional)
+        yield [*listed[:first], "*", *listed[first:]]
 
 
 def libraries(cls: type[Op]) -> Sequence[Library]:

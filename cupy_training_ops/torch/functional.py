@@ -267,7 +267,7 @@ def _cast(
         warnings.warn(message, DeprecationWarning, stacklevel=3)
         stacklevel, dtype = 3, stacklevel
     if dim is None:
-        choose: Callable[..., int] = theirs._get_softmax_dim  # type: ignore[attr-defined]
+        choose: Callable[..., int] = theirs._get_softmax_dim  # type: ignore[attr-defined,unused-ignore]
         dim = choose(function, input.dim(), stacklevel + 1)
     return input if dtype is None else input.to(dtype), dim
 

@@ -251,7 +251,9 @@ class FlashAttentionGrad(_Attention):
         Output("dQ", "T", shape="shape of Q"),
         Output("dK", "T", shape="shape of K"),
         Output("dV", "T", shape="shape of V"),
-        Output("dS", "T", shape="(batch, heads, queries, keys)", doc="if mask_gradient"),
+        Output(
+            "dS", "T", optional=True, shape="(batch, heads, queries, keys)", doc="if mask_gradient"
+        ),
     )
     mask_gradient = attribute(boolean, False, doc="dS is an output, else None")
 
