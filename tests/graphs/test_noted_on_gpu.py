@@ -8,9 +8,11 @@ import pytest
 
 import cupy_training_ops as cto
 
-from .test_any_model_on_gpu import ALL
-from .test_exported_models import exported, torch
-from .test_replays import GRAPHS, assert_same, opened, run_steps
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+
+from .test_any_model_on_gpu import ALL  # noqa: E402
+from .test_exported_models import exported  # noqa: E402
+from .test_replays import GRAPHS, assert_same, opened, run_steps  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
