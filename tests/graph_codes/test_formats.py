@@ -32,7 +32,8 @@ def normal(seed, *shape):
 @pytest.mark.parametrize("chosen", SCALED, ids=lambda chosen: chosen.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_errors_are_at_most_half_a_step_of_each_tile(chosen, dtype, seed):
-    x = (normal(seed, 16, 128) * torch.exp(3 * normal(seed + 1, 16, 1))).to(dtype)
+    sizes = torch.exp(3 * normal(seed + 1, 16, 1)).clamp_max(1e4)  # else some overflow in float16
+    x = (normal(seed, 16, 128) * sizes).to(dtype)
     y = chosen.decode(*chosen.encode(x))
     wide = x.float()
     steps = wide.view(16, 4, 32).abs().amax(-1, keepdim=True) / SCALED[chosen]
