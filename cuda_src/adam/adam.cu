@@ -372,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 }
 
 // adam__list with the largest second moments (AMSGrad).
-extern "C" __global__ void __launch_bounds__(THREADS, 4) adam__largest_list(
+extern "C" __global__ void __launch_bounds__(THREADS, 3) adam__largest_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
     const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,

@@ -497,7 +497,7 @@ class CpuCall(Call):
 
 def _own(value: HostArray, make: Maker, arrays: Arrays) -> Any:
     """Return a large new array itself, else a copy of the value in a new one."""
-    is_alone = value.base is None or value.base.nbytes == value.nbytes
+    is_alone = value.base is None or getattr(value.base, "nbytes", -1) == value.nbytes
     if (
         value.nbytes >= LARGE_NBYTES
         and is_alone

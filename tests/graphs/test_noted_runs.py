@@ -107,7 +107,8 @@ def write(target: Any, new: Any) -> None:
         for pair in zip(target, new, strict=True):
             write(*pair)
     elif isinstance(target, Box):
-        target.inside[...] = new.inside
+        if target.inside.flags.writeable:  # else a view, whose base was written before
+            target.inside[...] = new.inside
 
 
 def stay(target: Any, new: Any) -> Any:

@@ -107,7 +107,7 @@ def _parts(
     keys, scale, softcap = k.shape[2], _scale(options, q), options["softcap"]
     n = max(1, PART // max(1, heads * keys))
     for b in range(batch):
-        length = keys if lengths is None else int(lengths[b])
+        length = keys if lengths is None else int(np.clip(lengths[b], -(2**31), 2**31 - 1))
         offset = 0 if lengths is None else length - queries
         for first in range(0, queries, n):
             rows = slice(first, first + n)

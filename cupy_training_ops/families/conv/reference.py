@@ -220,7 +220,8 @@ def _unfold(c: Convolution, x: HostArray, box: Box) -> HostArray:
     by_channel = x.swapaxes(0, 1)
     if (max(c.kernel, default=1), max(c.strides, default=1), any(c.pads)) == (1, 1, False):
         part = by_channel[(_ALL, _ALL, *_slices(box))]
-        return part.reshape(c.group, -1, math.prod(extents[2:]))
+        if part.size == math.prod(extents):  # else some taps are beside X
+            return part.reshape(c.group, -1, math.prod(extents[2:]))
     columns = np.zeros(extents, x.dtype)
     for of_columns, of_image in _taps(c, box):
         columns[of_columns] = by_channel[of_image]

@@ -101,7 +101,7 @@ def gist_block_e5m2_encoder(x: HostArray) -> HostArray:
 def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     scales, codes, n = _from_tiles(x, BLOCK, INT16)
     marked = (scales ^ scales >> 1) & INFINITY_MARK != 0
-    scales[marked] ^= INFINITY_MARK
+    scales = np.where(marked, scales ^ INFINITY_MARK, scales)
     decoded = _decoded_blocks(scales, codes, _VALUE_OF_E4M3, to)
     infinite = (codes & 0x7F == INFINITY_OF_E4M3) & marked[:, :, None]
     decoded[infinite] = np.where(codes[infinite] > 0x7F, -np.inf, np.inf)
