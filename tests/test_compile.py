@@ -58,6 +58,10 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
         for kernel in ("forward", "gradient_of_queries", "gradient_of_keys")
         for architecture in ARCHITECTURES
     },
+    **{
+        ("adam__largest_list", architecture): (168, "the compiler spills some types that have 128")
+        for architecture in ARCHITECTURES
+    },
 }
 
 

@@ -106,9 +106,8 @@ def write(target: Any, new: Any) -> None:
     if isinstance(target, list):
         for pair in zip(target, new, strict=True):
             write(*pair)
-    elif isinstance(target, Box):
-        if target.inside.flags.writeable:  # else a view, whose base was written before
-            target.inside[...] = new.inside
+    elif isinstance(target, Box) and target.inside.flags.writeable:  # else its base was written
+        target.inside[...] = new.inside
 
 
 def stay(target: Any, new: Any) -> Any:
