@@ -202,7 +202,8 @@ def test_wide_has_8_bits_where_default_has_16(rng, dtype, need) -> None:
     for policy in ("default", "wide"):
         with ActivationStash(policy) as stash:
             stash.put("x", x, need)
-            assert np.allclose(stash.get("x").astype(np.float64), x, atol=0.1)
+            error = np.abs(stash.get("x").astype(np.float64) - x)
+            assert error.max() <= 2**-3  # a step beside a number from 4 to 8: signs are exact
         nbytes[policy] = stash.report()["names"]["x"]["after"]
     assert nbytes == {"default": 2 * x.size, "wide": x.size}
 
