@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What shows a call at work: the log, ranges of NVTX, versions, and objects in text and HTML."""
+"""Log, ranges of NVTX, versions, and objects in text and HTML show calls at work."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class Form:
             else:
                 target.set(np.ascontiguousarray(value))
 
-    def given(self, results: Arrays) -> dict[str, Any]:
+    def for_caller(self, results: Arrays) -> dict[str, Any]:
         """Results for the caller, copied where the next replay writes them."""
         return {n: _copy(a) if n in self.own else a for n, a in results.items()}
 
@@ -200,7 +200,7 @@ class _Form(Form):
     def replay(self, notes: Notes) -> dict[str, Any]:
         """A run on the current stream; its results are the caller's."""
         in_turn([self.graph.launch], notes.replay)
-        return self.given(self.results)
+        return self.for_caller(self.results)
 
 
 def each_array(item: Any) -> list[Any]:

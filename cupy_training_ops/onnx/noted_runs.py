@@ -71,7 +71,7 @@ class NotedRuns(Forms[_Form]):
         self._is_noted = all(isinstance(run, Upload) for run in copies)
 
     def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
-        """The session's results; of its feeds those that are not fixed are given."""
+        """The session's results; `feeds` are those that are not fixed."""
         stream = cupy.cuda.get_current_stream()
         if not self._is_noted or stream.ptr == PER_THREAD or streams.is_capturing(stream):
             return self._run_plainly(feeds, notes)
@@ -149,7 +149,7 @@ class NotedRuns(Forms[_Form]):
             form.plan = None
             for upload in session.program.uploads:  # copies may be in memory that runs write
                 upload.copies.clear()
-        return form.given(results)
+        return form.for_caller(results)
 
     def _count_copies(self) -> int:
         return sum(len(upload.copies) for upload in self._session.program.uploads)
@@ -180,7 +180,7 @@ class NotedRuns(Forms[_Form]):
         except BaseException:  # what they left behind is not known
             self._forget_zeros()
             raise
-        return form.given(session.results(values))
+        return form.for_caller(session.results(values))
 
     def _run_between(
         self, form: _Form, noted: _Noted, values: list[Any], marks: Mapping[int, Marks]

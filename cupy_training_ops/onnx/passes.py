@@ -472,8 +472,8 @@ def fuse_gelu(graph: Graph) -> Graph:
             whole[id(last)] = replace(
                 last, op_type="Gelu", domain="com.microsoft", version=1, inputs=(x,), attributes={}
             )
-    kept = (whole.get(id(n), n) for n in graph.nodes if id(n) in whole or id(n) not in parts)
-    return graph.with_nodes(kept)
+    remaining = (whole.get(id(n), n) for n in graph.nodes if id(n) in whole or id(n) not in parts)
+    return graph.with_nodes(remaining)
 
 
 def _gelu(

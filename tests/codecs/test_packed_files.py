@@ -196,7 +196,7 @@ REST = [1, 2, 3, 4, 5, 6, 7, -8]
     ],
 )
 def test_files_of_version_2_give_what_they_gave(name, box) -> None:
-    """Of 1.5, NaN, -2, 3, 0.25, infinity, -0, 7 and REST, as that version wrote and read them."""
+    """Codes of 1.5, NaN, -2, 3, 0.25, infinity, -0, 7 and REST, as that version wrote them."""
     packed = Packed.load(DATA / f"version_2_{name}.npz")
     expected = [NAN] * 16 if box is None else box + REST
     np.testing.assert_array_equal(packed.decompress(), np.array(expected, np.float32))

@@ -318,7 +318,7 @@ def test_marks_are_made_with_their_launches() -> None:
 
 
 def test_an_arena_allocates_elsewhere_once_a_block_is_another() -> None:
-    """What lives beside what is known no more: all later blocks are elsewhere, too."""
+    """Once a block has another size than the plan says, all later blocks come from the pool."""
     from cupy_training_ops.onnx.arena import Block, place_blocks
     from cupy_training_ops.testing.hollow import hollow
 

@@ -156,7 +156,7 @@ def test_an_interrupt_at_any_line_leaves_a_whole_step(kind, are_alike, cpu, seed
     ],
 )
 def test_so_does_one_between_launches(kind, are_alike, run, seed) -> None:
-    """Of several counts each has launches, and Python's lines between them; a GPU's launches of
+    """Several counts have launches each, and Python's lines between them; a GPU's launches of
     one count have none."""
     loop = Listed(run, kind, seed, are_alike=are_alike)
     lines = loop.interrupt()

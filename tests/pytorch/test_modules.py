@@ -88,7 +88,7 @@ def test_dropout_drops_in_training_alone(leaf) -> None:
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 @pytest.mark.parametrize(("name", "given"), LACKING)
 def test_arguments_that_no_kernel_takes_are_pytorchs(leaf, labels, name, given) -> None:
-    """The same results and gradients, and a count of what PyTorch computed."""
+    """Results and gradients are PyTorch's, and its calls are counted."""
     expected, found = getattr(theirs, name)(**given), getattr(nn, name)(**given)
     found.load_state_dict(expected.state_dict())
     assert repr(found) == repr(expected)

@@ -39,7 +39,7 @@ cto.GatherGrad().axis = 1  # wrong: attributes are frozen
 
 
 def results(xs: list[NDArray[np.float32]]) -> None:
-    """What a call returns follows from what it is given."""
+    """The type of a result follows from the arguments'."""
     print(cto.gelu(x).detach())  # wrong: NumPy's array, no tensor
     print(cto.gelu_grad(x, x, out=x).get())  # wrong: nor CuPy's
     print(cto.concat_training(xs, axis=0)[0].lengths)  # wrong: an array has none

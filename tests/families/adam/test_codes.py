@@ -38,7 +38,7 @@ def test_codes_have_their_sizes(rng, bits, n) -> None:
 @pytest.mark.parametrize("n", [1, 127, 128, 129, 1000])
 @pytest.mark.parametrize("scale", [1.0, 2.0**-30, 2.0**30])
 def test_codes_of_8_bits_are_near_what_they_are_of(rng, n, scale) -> None:
-    """Of second moments over 30 powers of two in one block, and of first ones beside them."""
+    """Codes of second moments over 30 powers of two in one block, and of first ones beside them."""
     m, v = moments(rng, n, 30, scale)
     wide = decode(encode(m, v, 8, step=3), n, 8)
     for found, exact in zip(wide, (m, v), strict=True):

@@ -174,7 +174,7 @@ def test_a_nonfinite_tile_is_zeros_or_is_kept(rng, dtype, bad) -> None:
 
 
 def is_kept(x: np.ndarray, y: np.ndarray, share: float) -> bool:
-    """Whether NaN and infinities are as in x, and numbers are off by a share of the largest."""
+    """Return True if NaN and infinities are as in x, and numbers off by a share of the largest."""
     wide, back = cast(x, FLOAT64), cast(y, FLOAT64)
     finite = np.isfinite(wide)
     power = 2.0 ** np.floor(np.log2(np.abs(wide[finite]).max()))
