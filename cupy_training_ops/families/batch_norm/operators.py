@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Batch normalisation in training, and its gradient; channels are walked in place.
 
-Sums are kept in float32 (float64 for float64), in an order that follows from shapes and alignment.
-A channel whose squared distances add up to more than that holds has an infinite variance.
+Sums are in float32 (float64 for float64), in an order that follows from shapes and alignment.
+Where the squared distances of a channel add up to more than that type's largest number, the
+variance is infinite.
 """
 
 from __future__ import annotations
