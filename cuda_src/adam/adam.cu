@@ -61,7 +61,7 @@ __device__ __forceinline__ AdamFactors adam_factors(const AdamRule& rule, const 
     by.penalty = static_cast<ACC>(rule.decays_gradient ? rule.lambda_ : 0.0);
     by.rounding = {rule.seed, static_cast<u64>(step), rule.rounds_at_random != 0};
     by.decays_updated = rule.decays_updated;
-    by.update = numbers.can_be_made();
+    by.update = numbers.allows_step();
     return by;
 }
 

@@ -143,7 +143,7 @@ struct Numbers {
     double rate, loss_scale, norm, max_norm;
     bool update;
 
-    __device__ bool can_be_made() const { return update && step::can_be_made(rate, loss_scale); }
+    __device__ bool allows_step() const { return update && step::allows_step(rate, loss_scale); }
     __device__ double gradient_divisor() const {
         return step::gradient_divisor(loss_scale, norm, max_norm);
     }
@@ -245,9 +245,9 @@ struct Descent {
 __device__ __forceinline__ void count(const either::Either<1>& rate, const either::Either<1>& step,
                                       const either::Either<1>& loss_scale,
                                       const either::Either<1>& update, i64* new_step) {
-    const bool made = step::can_be_made(either::as_double(rate), either::as_double(loss_scale));
+    const bool applies = step::allows_step(either::as_double(rate), either::as_double(loss_scale));
     const u64 now = static_cast<u64>(either::as_i64(step));
-    *new_step = static_cast<i64>(now + (made && either::as_i64(update) != 0));
+    *new_step = static_cast<i64>(now + (applies && either::as_i64(update) != 0));
 }
 
 }  // namespace cto::parameter_update

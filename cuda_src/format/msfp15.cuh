@@ -140,10 +140,10 @@ struct Box {
 
     // The bits of the largest size.
     __device__ __forceinline__ u32 largest() const {
-        u32 found = 0;
+        u32 bits = 0;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) found = max(found, bits_of(size[j]));
-        return found;
+        for (int j = 0; j < 8; ++j) bits = max(bits, bits_of(size[j]));
+        return bits;
     }
 };
 

@@ -93,11 +93,11 @@ struct NewEntry {
 // Key k, computed from the indices; stores its entry too.
 template <class Target>
 struct NewKey {
-    NewEntry<Target> made;
+    NewEntry<Target> next_entry;
     Entry* entries;
 
     __device__ Key operator()(i64 k) const {
-        const Entry entry = made(k);
+        const Entry entry = next_entry(k);
         entries[k] = entry;
         return entry.key;
     }

@@ -249,9 +249,9 @@ __device__ __forceinline__ u32 rectify(Vec<T, WRITE>& x) {
     u32 bits = 0;
 #pragma unroll
     for (int i = 0; i < WRITE; ++i) {
-        const bool is_kept = is_positive(x.at[i]) || nan::is_nan(x.at[i]);
-        bits |= static_cast<u32>(is_kept) << (WRITE - 1 - i);
-        if (!is_kept) x.at[i] = from_acc<T>(0.0f);
+        const bool passes = is_positive(x.at[i]) || nan::is_nan(x.at[i]);
+        bits |= static_cast<u32>(passes) << (WRITE - 1 - i);
+        if (!passes) x.at[i] = from_acc<T>(0.0f);
     }
     bits <<= (SHARES - 1 - threadIdx.x % SHARES) * WRITE;
 #pragma unroll
@@ -274,9 +274,9 @@ __device__ __forceinline__ void rectify_elements(const T* x, T* y, u8* bits, i64
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const i64 i = first + u * THREADS;
-            const u32 found = rectify(loaded[u]);
+            const u32 relu_bits = rectify(loaded[u]);
             if (y) reinterpret_cast<Vec<T, WRITE>*>(y)[i] = loaded[u];
-            if (has_byte) bits[i / SHARES] = static_cast<u8>(found);
+            if (has_byte) bits[i / SHARES] = static_cast<u8>(relu_bits);
         }
         return;
     }
@@ -284,9 +284,9 @@ __device__ __forceinline__ void rectify_elements(const T* x, T* y, u8* bits, i64
     for (int u = 0; u < UNROLL; ++u) {  // no early return: rectify shuffles among all lanes
         const i64 element = (first + u * THREADS) * WRITE;
         Vec<T, WRITE> loaded = vec::load_elements<T, WRITE>(x, element, n);
-        const u32 found = rectify(loaded);
+        const u32 relu_bits = rectify(loaded);
         if (y) vec::store_elements<T, WRITE>(y, element, n, loaded);
-        if (has_byte && element < n) bits[element / BOX] = static_cast<u8>(found);
+        if (has_byte && element < n) bits[element / BOX] = static_cast<u8>(relu_bits);
     }
 }
 

@@ -114,9 +114,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         Totals& own = shared.of_thread[threadIdx.x];  // registers are for encoding
         own = {};
         measure_groups(array, sample, grouped, rank, static_cast<i64>(gridDim.x) * WARPS, own);
-        Totals found = own;
-        sum_lanes(found, WARP);
-        if (threadIdx.x % WARP == 0) of_warp = found;
+        Totals block_totals = own;
+        sum_lanes(block_totals, WARP);
+        if (threadIdx.x % WARP == 0) of_warp = block_totals;
     }
     if (guard == nullptr) return;
 #pragma unroll 1

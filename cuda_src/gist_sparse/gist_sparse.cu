@@ -321,7 +321,7 @@ __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8*
         begin = load_any<i64>(start, aligned);
         end = load_any<i64>(tile == tiles_of<T>(n) - 1 ? x : start + 8, aligned);
     }
-    if (is_kept<T>(x, n, code, aligned)) {
+    if (is_raw<T>(x, n, code, aligned)) {
         copy_tile<T, DECODED_ROWS>(x + HEAD_NBYTES, reinterpret_cast<u8*>(y), tile, n, aligned);
         return;
     }
@@ -378,12 +378,13 @@ extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned) {
-    const i64 tiles = tiles_of<T>(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
+    const i64 tiles = tiles_of<T>(n_x),
+              raw_nbytes = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
     const i64 thread = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) groups[tile].value = 0;
-    const bool was_encoded = kept > values;
+    const bool was_encoded = raw_nbytes > values;
     const u32 first = Values::AS_LONG && was_encoded ? *full : 0;
-    if (was_encoded && static_cast<i64>(*nbytes) < kept) {
+    if (was_encoded && static_cast<i64>(*nbytes) < raw_nbytes) {
         if constexpr (Values::AS_LONG) {
             __shared__ Packed packed;
             __shared__ Counts counts;
@@ -399,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
     if (thread == 0) {
-        store_any<u64>(y, kept, aligned);
+        store_any<u64>(y, raw_nbytes, aligned);
         store_any<u64>(y + 8, 1, aligned);
     }
     for (i64 tile = first + blockIdx.x; tile < tiles; tile += gridDim.x)

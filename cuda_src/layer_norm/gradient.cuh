@@ -371,7 +371,7 @@ __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, con
 // blockDim.y-th line of one column, from line threadIdx.y on.
 template <class V, class A>
 __device__ __forceinline__ void sum_lines(const A* sums, V* total, i64 n, i64 length) {
-    __shared__ Vec<A, 1> of_thread[HELD_THREADS];
+    __shared__ Vec<A, 1> of_thread[STAGED_THREADS];
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     column_reduce::Columns<A, 1, 8> columns;
     if (column < length)

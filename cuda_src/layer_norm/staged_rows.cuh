@@ -25,7 +25,7 @@ using vec::Vec;
 
 // Largest number of slots of a thread; half of it in SHIFTED rows.
 template <class A, int W>
-constexpr int DEPTH = (W > 1 ? HELD_COLUMNS<sizeof(A)> : SINGLE_COLUMNS<sizeof(A)>) / W;
+constexpr int DEPTH = (W > 1 ? VECTOR_COLUMNS<sizeof(A)> : SINGLE_COLUMNS<sizeof(A)>) / W;
 
 // Elements of a slot: as many as fit into 16 bytes in both types.
 template <class E, class F>

@@ -57,7 +57,7 @@ __device__ __forceinline__ SgdFactors sgd_factors(const SGDRule& rule, const Eit
     by.rounding = {rule.seed, static_cast<u64>(count), rule.rounds_at_random != 0};
     by.nesterov = rule.nesterov;
     by.is_first = count <= 1;
-    by.update = as_i64(update) && step::can_be_made(lr, scale);
+    by.update = as_i64(update) && step::allows_step(lr, scale);
     return by;
 }
 
@@ -87,7 +87,7 @@ struct Sgd : Descent<W, GRAD> {
     }
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
-        ACC delta[N], weight[N], kept[N];
+        ACC delta[N], weight[N], next_momentum[N];
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             const ACC before = to_acc(loaded.w.at[k]);
@@ -95,13 +95,13 @@ struct Sgd : Descent<W, GRAD> {
             if (by.weight_decay != 0) u += by.weight_decay * before;
             if constexpr (HAS_MOMENTUM) {
                 const ACC sum = by.momentum * loaded.momentum.at[k] + by.rest_of_dampening * u;
-                kept[k] = by.is_first ? u : sum;
-                u = by.nesterov ? u + by.momentum * kept[k] : kept[k];
+                next_momentum[k] = by.is_first ? u : sum;
+                u = by.nesterov ? u + by.momentum * next_momentum[k] : next_momentum[k];
             }
             delta[k] = -by.rate * u;
             weight[k] = before + delta[k];
         }
-        if constexpr (HAS_MOMENTUM) parameter_update::store(new_momentum, i, kept);
+        if constexpr (HAS_MOMENTUM) parameter_update::store(new_momentum, i, next_momentum);
         put(new_w, new_g, copy, i, weight, delta, by.rounding);
     }
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     SgdFactors by{};
     by.divisor = 1;
     by.rate = static_cast<ACC>(lr);
-    by.update = step::can_be_made(lr, 1);
+    by.update = step::allows_step(lr, 1);
     const Sgd<false> sgd{{w, g, new_w, new_g, Copy{}}, nullptr, nullptr, by};
     sgd.run(first, end, n);
 }

@@ -12,8 +12,8 @@ import numpy as np
 
 from ...dtypes import Dtype, HostArray
 from ...rules.step import (
+    allows_step,
     bias_correction,
-    can_be_made,
     count_step,
     gradient_divisor,
     number,
@@ -189,7 +189,7 @@ def adam_largest_list(
     largest_moment_2: Arrays | None = None,
     **rule: Unpack[ListRule],
 ) -> Results:
-    update = bool(number(update_signal)) and can_be_made(r, loss_scale)
+    update = bool(number(update_signal)) and allows_step(r, loss_scale)
     before, new_t = count_step(t, update)
     mixed = mixed_precision_weights or [None] * len(weights)
     largest: Some = largest_moment_2 or [None] * len(weights)
@@ -236,7 +236,7 @@ def adam_coded_list(
         r, t, weights, gradients, first, second, mixed_precision_weights, loss_scale,
         global_gradient_norm, update_signal, max_norm, **rule,
     )  # fmt: skip
-    if not (number(update_signal) and can_be_made(r, loss_scale)):
+    if not (number(update_signal) and allows_step(r, loss_scale)):
         return new_t, tuple(moment_1), tuple(moment_2), w, g, mixed
     step = int(number(t))
     codes = [encode(x, y, bits, step) for x, y in zip(m, v, strict=True)]

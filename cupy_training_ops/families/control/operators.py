@@ -108,7 +108,7 @@ class Group(_Control):
 
 
 class PassThrough(_Control):
-    """Gives back what it is given: outputs[i] = inputs[i], the very array.
+    """The identity: outputs[i] = inputs[i], the very array.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/controlflow/pass_through.cc.
     """
@@ -234,12 +234,12 @@ class YieldOp(_Control):
             "module_outputs_grad",
             "T",
             variadic=True,
-            shape="what is given to SplitStep.run_backward, or zeros",
+            shape="the gradients passed to SplitStep.run_backward, or zeros",
             doc="one for each of module_outputs that is differentiable, of its type",
         ),
     )
     non_differentiable_outputs = attribute(integers, (), doc="places without a gradient")
-    full_shape_outputs = attribute(integers, doc="places whose gradient is given in full")
+    full_shape_outputs = attribute(integers, doc="places whose gradient has the full shape")
 
     def __call__(self, /, *inputs: object, **named: Any) -> Yielded:
         """The value that the generator function is to yield, after the checks of every call."""

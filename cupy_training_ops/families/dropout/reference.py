@@ -77,7 +77,7 @@ def bias_softmax_dropout(
     state: State = None,
     *,
     axis: int,
-    is_inner_broadcast: bool,  # noqa: ARG001 - which shapes of a bias are taken
+    is_inner_broadcast: bool,  # noqa: ARG001 - says which shapes a bias may have
     seed: int | None,
 ) -> tuple[HostArray, HostArray, HostArray]:
     before = data.shape[: axis % data.ndim]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sample inputs of dropout; the state is always given, so that each provider draws the same."""
+"""Sample inputs of dropout; each has a state, so that all providers draw the same."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Gradients of the gather operators: slices of dY are added to the rows of dX that they came from.
 
-Sums are kept in float32 (float64 for float64) and rounded once. They are added in an order that
-follows from the indices alone; with deterministic=False atomic additions may take any order.
+Sums are accumulated in float32 (float64 for float64) and rounded once. They are added in an order
+that follows from the indices alone; with deterministic=False atomic additions may take any order.
 """
 
 from __future__ import annotations

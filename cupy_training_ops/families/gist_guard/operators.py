@@ -61,8 +61,8 @@ class GistGuardedMsfp15Encoder(Op):
     So all of 65,536 elements are measured, and of 64 Mi one in 1,024; every tile is looked at for
     what is not finite. With whole all are measured, by a warp a group: long groups take long.
 
-    Means are taken from a number of the tile or group, so that large ones lose no digits; sums are
-    added in an order that follows from shapes, alignment and the GPU.
+    Means are of differences from a number of the tile or group, so that large ones lose no digits;
+    sums are added in an order that follows from shapes, alignment and the GPU.
 
     Memory: a workspace of 40 bytes a block.
 

@@ -59,7 +59,7 @@ def _samples() -> Iterator[Sample]:
             yield Sample(NAME, f"{t}-{label}", make, {"grouping": grouping}, offset)
         make = partial(one_input, special, dtype=dtype)
         yield Sample(NAME, f"{t}-special", make)
-        yield Sample(NAME, f"{t}-special-kept", make, {"keep_nonfinite": True})
+        yield Sample(NAME, f"{t}-special-nonfinite", make, {"keep_nonfinite": True})
 
 
 SAMPLES = {name: tuple(_samples()) for name in OPS}

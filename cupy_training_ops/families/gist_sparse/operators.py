@@ -184,11 +184,11 @@ class GistSparseEncoder(_AsTheyAre, SparseEncoder):
     Lossless for every type: -0 and NaN are elements like others. A tile is 16,384 bytes of X:
 
         bytes     0 to 7    of this code, in all
-                  8 to 15   1 where the elements are kept as they are, else 0
+                  8 to 15   1 where the elements are raw, else 0
         sparse    starts    8 bytes a tile: the byte of the code where its values begin
                   mask      a bit an element, the first in the lowest bit of a byte
                   values    of each tile in order, zeros up to a multiple of 16 bytes
-        kept      X         where that takes no more bytes
+        raw       X         where that takes no more bytes
 
     Starts and mask are padded with zeros to multiples of 16 bytes; numbers have their lower bytes
     first. The device knows the length first, and nothing waits for it: Y has room for X.
@@ -234,7 +234,7 @@ class GistSparseFp10Decoder(_Fp10, SparseDecoder):
     GistSparseEncoder draws the bytes, GistFp10Encoder those of the values.
 
     `to` is the type that was encoded. Of a type of another width the tiles are others: where values
-    are not where the code says, as of a damaged code, elements are NaN. Of elements that are kept
+    are not where the code says, as of a damaged code, elements are NaN. Of raw elements
     as they are nothing says whether they are float16 or bfloat16.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
@@ -246,7 +246,7 @@ class GistSparseMsfp15Encoder(_Msfp15, SparseEncoder):
     """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight.
 
     The last two boxes of a tile are completed by zeros. GistPackMsfp15Encoder says what a box
-    becomes, also with keep_sign; infinities and NaN are kept, as with its keep_nonfinite.
+    becomes, also with keep_sign; infinities and NaN stay, as with its keep_nonfinite.
 
     Memory: a workspace of 12 bytes a tile and 32 more.
 
@@ -267,7 +267,7 @@ class GistSparseMsfp15Decoder(_Msfp15, SparseDecoder):
     GistSparseEncoder draws the bytes, GistPackMsfp15Encoder those of the values.
 
     `to` is the type that was encoded. Of a type of another width the tiles are others: where values
-    are not where the code says, as of a damaged code, elements are NaN. Of elements that are kept
+    are not where the code says, as of a damaged code, elements are NaN. Of raw elements
     as they are nothing says whether they are float16 or bfloat16.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA

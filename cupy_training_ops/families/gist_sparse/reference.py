@@ -97,9 +97,9 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
     groups = -(-counts // values.group)
     packed = np.zeros(int(groups.sum()) * values.group, flat.dtype)
     begins = values.group * (np.cumsum(groups) - groups)
-    given = flat[mask]
+    nonzeros = flat[mask]
     for part, place in _runs(counts, begins):
-        packed[place] = given[part]
+        packed[place] = nonzeros[part]
     bits = np.packbits(pad_tiles(mask, 128), bitorder="little")
     first = layout(flat.size, flat.dtype.itemsize, values.group).values
     starts = first + GROUP_NBYTES * (np.cumsum(groups) - groups)

@@ -90,9 +90,9 @@ class InPlaceAccumulator(Op):
 class InPlaceAccumulatorV2(Op):
     """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone.
 
-    With overwrite_flag the buffer becomes the value, rounded to T; what it held does not matter. An
-    `out=` of its own leaves the buffer as it is; an `outputs=` without accumulation_buffer_out does
-    not.
+    With overwrite_flag the buffer becomes the value, rounded to T; its former value does not
+    matter. An `out=` of its own leaves the buffer as it is; an `outputs=` without
+    accumulation_buffer_out does not.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/gradient_control.cc.
     """

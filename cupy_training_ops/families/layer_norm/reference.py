@@ -176,7 +176,7 @@ def _distances(x: HostArray, is_centred: bool, mean: HostArray) -> tuple[HostArr
     """Distances of rows from their means, in float32, and variances; writes the means.
 
     A mean in float32 is off by its rounding, so the mean of the distances from it is added, and
-    taken off where they show it.
+    subtracted where they show it.
     """
     n = max(1, x.shape[1])
     if not is_centred:
@@ -214,13 +214,13 @@ class _Gradient:
         in_float32 &= working_type(self._x_grad) == FLOAT32
         for piece in self.rows.pieces():
             if in_float32:
-                found, finite = self._of_rows(piece, x_hat(piece, FLOAT32), is_centred)
-            if not in_float32 or not np.isfinite(found).all():
-                found, finite = self._of_rows(piece, x_hat(piece, FLOAT64), is_centred)
+                part, finite = self._of_rows(piece, x_hat(piece, FLOAT32), is_centred)
+            if not in_float32 or not np.isfinite(part).all():
+                part, finite = self._of_rows(piece, x_hat(piece, FLOAT64), is_centred)
             elif not finite.all():
                 lost = piece.start + np.flatnonzero(~finite)
                 self._of_rows(lost, x_hat(lost, FLOAT64), is_centred)
-            sums += found
+            sums += part
         scale = self._parameter
         of_scale, of_bias = (cast(each, scale.dtype).reshape(scale.shape) for each in sums)
         return self._x_grad.reshape(self._shape), of_scale, of_bias

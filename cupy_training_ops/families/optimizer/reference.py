@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from ...dtypes import HostArray
-from ...rules.step import can_be_made, count_step, gradient_divisor, number, rounded_weights
+from ...rules.step import allows_step, count_step, gradient_divisor, number, rounded_weights
 from ...rules.widening import cast, computed_in, quiet, wide
 from ..reduction import reference as reduction
 
@@ -36,7 +36,7 @@ class MomentumRule(Rule, total=False):
 
 @quiet
 def sgd_optimizer(eta: Number, w: HostArray, g: HostArray) -> tuple[HostArray, HostArray]:
-    if not can_be_made(eta):
+    if not allows_step(eta):
         return w, g
     new_w, delta = _descend(w, g, number(eta))
     return cast(new_w, w.dtype), cast(delta, g.dtype)
@@ -86,9 +86,9 @@ def sgd_momentum_list(
 ) -> tuple[HostArray, Lists, Lists | None, HostArray, Lists | None]:
     update = np.full(np.shape(update_signal), number(update_signal) != 0)
     mixed = mixed_precision_weights or [None] * len(weights)
-    is_made = bool(number(update_signal)) and can_be_made(lr, loss_scale)
-    before, new_step = count_step(step, is_made)
-    if not is_made:
+    is_applied = bool(number(update_signal)) and allows_step(lr, loss_scale)
+    before, new_step = count_step(step, is_applied)
+    if not is_applied:
         return update, tuple(weights), mixed_precision_weights, new_step, momenta  # type: ignore[return-value]
     divisor = gradient_divisor(loss_scale, gradient_norm, number(max_norm, np.inf))
     divisor = -divisor if rule["maximize"] else divisor

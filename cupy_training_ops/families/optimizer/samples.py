@@ -34,8 +34,8 @@ def one(value: Any, dtype: Any, shape: Shape = (1,)) -> Any:
     return np.full(shape, value).astype(dtype)
 
 
-# Loss scale and norm; the norm of the gradients is not asked whether it is true. Scales with which
-# no step can be made are refused as numbers.
+# label, loss scale, norm of the gradients, which is never checked. A scale with which no step is
+# possible is refused if it is a number; as an array it skips the step.
 SCALES = (
     ("scaled", 8.0, 4.0), ("clipped", 8.0, 96.0), ("norm-nan", 2.0, np.nan),
     ("norm-inf", 2.0, np.inf), ("norm-zero", 2.0, 0.0), ("scale-nan", one(np.nan, FLOAT32), 1.0),

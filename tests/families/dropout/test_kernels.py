@@ -28,7 +28,7 @@ floats = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
 
 
 def mask_of(n: int, ratio: float, state=STATE) -> np.ndarray:
-    return philox.words(state, 0, n) <= philox.largest_kept(ratio)
+    return philox.words(state, 0, n) <= philox.keep_threshold(ratio)
 
 
 def bits_of(mask: np.ndarray) -> np.ndarray:

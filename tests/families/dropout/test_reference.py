@@ -88,7 +88,7 @@ def test_a_piece_is_what_it_is_in_the_whole() -> None:
 )
 def test_which_words_keep(ratio) -> None:
     """Those below (1 - ratio) 2^32, exactly."""
-    largest, bound = philox.largest_kept(ratio), (1 - Fraction(ratio)) * 2**32
+    largest, bound = philox.keep_threshold(ratio), (1 - Fraction(ratio)) * 2**32
     assert largest < bound <= largest + 1
     assert (largest == MOST) == (bound > MOST)
 
@@ -132,10 +132,10 @@ def test_a_hundred_million_draws() -> None:
             philox.words(state, start, start + PIECE)
             for state in ((seed, offset), (seed, offset + 1), (seed + 1, offset))
         )
-        assert words.max() <= philox.largest_kept(0.0)
+        assert words.max() <= philox.keep_threshold(0.0)
         for ratio in (0.1, 0.5, 0.9):
             p = 1 - ratio
-            kept, after, beside = (w <= philox.largest_kept(ratio) for w in (words, later, other))
+            kept, after, beside = (w <= philox.keep_threshold(ratio) for w in (words, later, other))
             note(ratio, "rate", np.count_nonzero(kept) - kept.size * p, kept.size * p * ratio)
             for apart in (1, 4, 32):
                 note(ratio, f"{apart} apart", *z_of_pairs(kept[:-apart], kept[apart:], p))

@@ -16,7 +16,7 @@ from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.facts import WARP
-from cupy_training_ops.families.layer_norm.facts import HELD_THREADS
+from cupy_training_ops.families.layer_norm.facts import STAGED_THREADS
 from cupy_training_ops.families.layer_norm.operators import OPS
 from cupy_training_ops.families.layer_norm.plan_staged_rows import rows_on_chip
 from cupy_training_ops.families.layer_norm.samples import TYPES, inputs
@@ -144,7 +144,7 @@ def test_every_row_has_its_threads(count, length, sizes, aligned, device) -> Non
     assert rows.depth * rows.width <= (most // 2 if halved else most)
     assert not rows.by_warps or (rows.width == 8 and rows.threads % WARP == 0)
     assert rows.threads * rows.depth >= length // rows.width
-    assert rows.block == rows.threads * rows.groups <= HELD_THREADS
+    assert rows.block == rows.threads * rows.groups <= STAGED_THREADS
     assert rows.threads % WARP == 0 or WARP % rows.threads == 0
     assert rows.shared_nbytes <= device.max_shared_nbytes
     assert rows.block % WARP == 0
