@@ -132,9 +132,9 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def off(found: Measured, expected: Measured) -> float:
+def off(actual: Measured, expected: Measured) -> float:
     """The distance of the parameters over what training changed, of all ranks."""
-    squares = [found.after - expected.after, expected.after - expected.before]
+    squares = [actual.after - expected.after, expected.after - expected.before]
     norms = torch.stack([each.double().square().sum() for each in squares])
     dist.all_reduce(norms)
     return float((norms[0] / norms[1]).sqrt())
@@ -158,11 +158,16 @@ def main(tiny: bool, steps: int, chosen: tuple[str, ...]) -> None:
     for name, way in WAYS.items():
         if (chosen and name not in chosen) or (kind == "cpu" and way.is_converted):
             continue
-        found = measured(Training(task, way, device), steps, device)
-        first = first or found
-        distance = off(found, first)
+        result = measured(Training(task, way, device), steps, device)
+        first = first or result
+        distance = off(result, first)
         if dist.get_rank() == 0:
-            numbers = f"{found.peak:.2f}", f"{found.ms:.1f}", f"{found.loss:.4f}", f"{distance:.4f}"
+            numbers = (
+                f"{result.peak:.2f}",
+                f"{result.ms:.1f}",
+                f"{result.loss:.4f}",
+                f"{distance:.4f}",
+            )
             click.echo(row_of((name, *numbers)))
     dist.destroy_process_group()
 
