@@ -411,8 +411,8 @@ def accepted(cls: type[Op], item: Input | Attribute) -> str:
         return _accepted(gives(item.convert), is_strict)
     except KeyError as error:
         raise ArgumentError(
-            f"{cls.name}: {item.name}: scripts/generate_stub.py: INPUT_TYPES has no row for {error}, "
-            f"which its converter says it gives"
+            f"{cls.name}: {item.name}: scripts/generate_stub.py: INPUT_TYPES has no row "
+            f"for {error}, which its converter says it gives"
         ) from None
 
 

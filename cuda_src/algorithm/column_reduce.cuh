@@ -18,6 +18,7 @@ template <class A, int N, int DEPTH>
 struct Columns {
     Vec<A, N> sum{};
 
+    // sum[i] += x[i], i < N.
     template <class E>
     __device__ __forceinline__ void accumulate(const Vec<E, N>& x) {
 #pragma unroll

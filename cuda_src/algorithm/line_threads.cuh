@@ -54,6 +54,8 @@ struct RowThreads {
             value = How::of(value, __shfl_xor_sync(ALL_LANES, value, step));
         return value;
     }
+    // How (a sum or a maximum) over the values of the threads of a row, returned in each; neutral:
+    // 0 or -inf. First over lanes by shuffles, then over the row's warps in shared memory.
     template <class How>
     __device__ __forceinline__ A over(A value, A neutral) const {
         value = over_lanes<How>(value, threads < WARP ? threads : WARP);
@@ -81,6 +83,8 @@ struct ColumnThreads {
     __device__ __forceinline__ A sum(A value) const { return over<Sum>(value); }
 
   private:
+    // How (a sum or a maximum) over the values of threads with one column, in each; halving
+    // blockDim.y, a power of two, each time.
     template <class How>
     __device__ __forceinline__ A over(A value) const {
         const u32 own = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;

@@ -66,6 +66,7 @@ struct Copy {
     __device__ bool may_have_vecs_at(int first) const {
         return parameter_update::may_have_vecs_at<WIDTH>(to, first);
     }
+    // to[i + k] = w[k] rounded to float16 or bfloat16, k < N.
     template <class A, int N>
     __device__ __forceinline__ void store(i64 i, const A (&w)[N]) const {
         if (is_bfloat16)
@@ -94,6 +95,7 @@ struct RandomRounding {
     u64 seed, step;
     bool is_on;
 
+    // to[i + k] = x[k] rounded at random by word i + k of Philox; four words are one draw.
     template <int N>
     __device__ __forceinline__ void store(__nv_bfloat16* to, i64 i, const float (&x)[N]) const {
         const philox::RandomSequence words{philox::Seed{seed}, step};
@@ -116,6 +118,8 @@ struct RandomRounding {
     }
 
   private:
+    // Bits of the bfloat16 below x in magnitude, or of the next one with a probability that is x's
+    // distance from the lower one: 16 random bits are added to the 16 bits that are cut off.
     static __device__ __forceinline__ u16 at_random(float x, u32 word) {
         const u32 bits = __float_as_uint(x);
         if ((bits & 0x7F800000u) == 0x7F800000u)  // NaN and infinity stay what they are
@@ -222,11 +226,13 @@ struct Descent {
     };
 
     __device__ int head() const { return vec::elements_to_16(w); }
+    // True if all arrays may be accessed in vectors from element `first` on.
     __device__ bool has_vecs_at(int first) const {
         constexpr int WIDTH = vec::WIDTH<W>;
         return all_may_have_vecs_at<WIDTH>(first, w, g, new_w, new_g) &&
                copy.may_have_vecs_at<WIDTH>(first);
     }
+    // Loads N weights and gradients from element i on.
     template <int N>
     __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
         parameter_update::load(loaded.w, w, i);

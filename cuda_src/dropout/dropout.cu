@@ -45,6 +45,7 @@ constexpr int DRAWING_BLOCKS = 1, BIASED_BLOCKS = 1;
 __device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
     return {{static_cast<u64>(as_i64(state, 0)), static_cast<u64>(as_i64(state, 1))}, largest};
 }
+// draw_of with the keys of all rounds computed once, for threads that draw many words.
 __device__ __forceinline__ KeyedDraw keyed_draw_of(const Either<2>& state, u32 largest) {
     const Draw draw = draw_of(state, largest);
     return {{philox::Keys(draw.sequence.key), draw.sequence.offset}, largest};

@@ -61,6 +61,7 @@ struct Marks {
 
     __device__ Mark mark(int i) { return {words[i / 4], 1u << 8 * (i % 4)}; }
     __device__ bool at(int i) const { return words[i / 4] >> 8 * (i % 4) & 1u; }
+    // Writes the N bytes.
     __device__ __forceinline__ void store(void* to) const {
         vec::Vec<Word, WORDS> bytes;
 #pragma unroll
@@ -89,6 +90,7 @@ __device__ __forceinline__ double marked(double x, Choice drawn, double scale, c
     mark = drawn.kept();
     return scaled_or_0(x, drawn.kept(), scale);
 }
+// The same for float32; in PTX, as the compiler else compares twice.
 __device__ __forceinline__ float marked(float x, Choice drawn, float scale, const Mark& mark) {
 #ifdef __CUDA_CPU__
     mark = drawn.kept();

@@ -103,6 +103,7 @@ template <class T, int N>
 struct Terms {
     Elements<T, N> dy, whole;
 
+    // Loads N elements of dY and of the whole operand, from index `at` on.
     template <bool B_IS_REPEATED>
     __device__ __forceinline__ void load(const Operands<T, B_IS_REPEATED>& arrays, i64 at) {
         dy.load(arrays.dy + at);
@@ -205,6 +206,7 @@ struct Task {
     u32 lane;
     bool exists;
 
+    // The task of the calling thread's group of lanes.
     __device__ Task(i64 n_elements, i64 n_spans, u32 lanes) {
         number = static_cast<i64>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
         span = n_spans == 1 ? number >= n_elements : number / n_elements;

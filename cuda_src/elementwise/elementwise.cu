@@ -36,6 +36,7 @@ struct ScaleDown {
 };
 struct BatchScale {
     ACC s0, s1, s2;
+    // y0, y1, y2 = x times each of three scales.
     __device__ void operator()(ACC x, ACC& y0, ACC& y1, ACC& y2) const {
         y0 = x * s0;
         y1 = x * s1;
@@ -50,6 +51,8 @@ struct ScaledSum {
 };
 struct FakeQuant {
     ACC scale, zero_point, quant_min, quant_max;
+    // q = round(x / scale) + zero_point; y = (clamp(q, quant_min, quant_max) - zero_point) scale;
+    // inside = q was not clamped.
     __device__ void operator()(ACC x, ACC& y, bool& inside) const {
         const ACC q = rounded(x / scale) + zero_point;
         inside = q >= quant_min && q <= quant_max;
@@ -65,6 +68,7 @@ struct IsFinite {
     __device__ void operator()(ACC x, bool& y) const { y = x - x == ACC(0); }
 };
 struct DivGrad {
+    // da = dy / b, db = -(dy / b) (a / b).
     __device__ void operator()(ACC dy, ACC a, ACC b, ACC& da, ACC& db) const {
         const DivGradient<T> g = div_gradient::div_gradient<T>(dy, a, b);
         da = g.da;

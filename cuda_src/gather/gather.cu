@@ -81,6 +81,8 @@ struct NewEntry {
     const T* dy;
     i64 n_rows;
 
+    // The entry of index k: the row of dX that it names, n_rows if none, and k itself, or the bits
+    // of dy[k].
     __device__ __forceinline__ Entry operator()(i64 k) const {
         const i64 row = target(k);
         Entry entry{static_cast<Key>(row == NOWHERE ? n_rows : row), static_cast<Key>(k)};

@@ -117,6 +117,8 @@ struct TileItems {
     u32 rank[ITEMS];  // earlier entries of the warp with the same digit
     i32 valid;        // entry[0 .. valid) exist
 
+    // Loads the thread's ITEMS entries of the tile that begins at `tile`: each warp has WARP *
+    // ITEMS neighbours.
     __device__ void load(const Entry* __restrict__ from, i64 tile, i64 end) {
         const i64 first = tile + threadIdx.x / WARP * (WARP * ITEMS) + threadIdx.x % WARP;
         valid = 0;

@@ -67,6 +67,7 @@ struct Sum {
         return vec::load_streaming(reinterpret_cast<const Vec<E, N>*>(from));
     }
 
+    // value[i] += slice[i], i < N.
     template <class E>
     __device__ __forceinline__ void add(const Vec<E, N>& slice) {
 #pragma unroll

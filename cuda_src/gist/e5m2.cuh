@@ -19,6 +19,7 @@ __device__ __forceinline__ u8 to_e5m2(float x) {
     return static_cast<u8>(sign | (magnitude > 0x7F800000u ? NAN_CODE : code));
 }
 
+// The E5M2 code of x, rounded to nearest even: sign (bit 7), 5 bits of exponent, 2 of fraction.
 __device__ __forceinline__ u8 to_e5m2(double x) {
     const u32 sign = static_cast<u32>(bits_of(x) >> 56) & 0x80u;
     const u64 magnitude = bits_of(x) & 0x7FFFFFFFFFFFFFFFull;

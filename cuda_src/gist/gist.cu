@@ -70,6 +70,7 @@ struct FromHalf {
 // y[i] = F(x[i]) for each of N elements.
 template <class Y, class F>
 struct Each {
+    // y[i] = F(x[i]), i < N.
     template <class X, int N>
     __device__ Vec<Y, N> operator()(const Vec<X, N>& x, int) const {
         Vec<Y, N> y;
@@ -95,6 +96,7 @@ __device__ __forceinline__ void decode_elements(bool aligned, const X* x, T* y, 
 
 // y[i] = x[i] in E5M2, four elements at a time.
 struct ToE5m2 {
+    // E5M2 codes of READ elements.
     __device__ Vec<u8, READ> operator()(const Vec<T, READ>& x, int) const {
         Vec<u8, READ> y;
 #pragma unroll
@@ -108,6 +110,7 @@ struct ToE5m2 {
 
 // Bit 7 - i % 8 of y[i / 8] is set where x[i] > 0.
 struct Pack1 {
+    // Bit 7 - i % 8 of byte i / 8 = x[i] > 0.
     __device__ Vec<u8, READ_BOXES / 8> operator()(const Vec<T, READ_BOXES>& x, int) const {
         Vec<u8, READ_BOXES / 8> y{};
 #pragma unroll
@@ -119,6 +122,7 @@ struct Pack1 {
 
 // y[i] = 1 where bit 7 - (share * WRITE + i % 8) of x[i / 8] is set, else 0.
 struct Unpack1 {
+    // y[i] = 1 or 0, bit by bit. Threads with the same bytes have different `share`s of WRITE bits.
     template <int N>
     __device__ Vec<T, WRITE> operator()(const Vec<u8, N>& x, int share) const {
         Vec<T, WRITE> y;
@@ -138,6 +142,7 @@ struct Unpack1 {
 template <bool KEEP_SIGN>
 struct Msfp15Encode {
     bool& saw_nonfinite;
+    // MSFP15 codes of the boxes in x.
     __device__ Vec<u8, READ_BOXES> operator()(const Vec<T, READ_BOXES>& x, int) const {
         Vec<u8, READ_BOXES> codes;
 #pragma unroll
@@ -185,6 +190,7 @@ __device__ __forceinline__ void encode_msfp15(bool aligned, const T* x, u8* y, i
 // y = elements share * 8 / SHARES to (share + 1) * 8 / SHARES - 1 of each box of eight bytes.
 struct Msfp15Decode {
     bool keep_nonfinite;
+    // The elements of share `share` of each MSFP15 box in `codes`.
     template <int N>
     __device__ Vec<T, WRITE> operator()(const Vec<u8, N>& codes, int share) const {
         Vec<T, WRITE> y;

@@ -57,6 +57,7 @@ struct GroupSums {
     double off = 0, distance = 0, squares = 0;
     int n = 0;
 
+    // Adds the sums of `count` elements.
     __device__ __forceinline__ void add(const Measured& some, int count) {
         off += some.off;
         distance += some.distance;

@@ -44,6 +44,8 @@ __device__ __forceinline__ int scale_of(u32 magnitude) {
     const u32 fraction = magnitude << shift & 0x7FFFFFu;
     return exponent - F::LARGEST_EXPONENT + (fraction >= F::FIRST_BEYOND + F::TIE_STAYS);
 }
+// The exponent s of a block whose largest magnitude has these bits of a double: the least s for
+// which magnitude / 2^s rounds to a finite code.
 template <class F>
 __device__ __forceinline__ int scale_of(u64 magnitude) {
     if (magnitude == 0) return 0;
@@ -73,6 +75,7 @@ __device__ __forceinline__ Power<float> power_of_two(int exponent, float) {
     const int cut = min(max(exponent, -240), 240), half = cut >> 1;
     return {__uint_as_float((127 + half) << 23), __uint_as_float((127 + cut - half) << 23)};
 }
+// 2^exponent as a product of two doubles, as it may be beyond the range of one.
 __device__ __forceinline__ Power<double> power_of_two(int exponent, double) {
     const int cut = min(max(exponent, -2040), 2046), half = cut >> 1;
     return {double_of(static_cast<u64>(1023 + half) << 52),

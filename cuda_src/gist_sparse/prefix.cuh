@@ -27,6 +27,7 @@ __device__ __forceinline__ u32 look(const Zeroed<u32>* words, u32 tile) {
     return *static_cast<const volatile u32*>(&words[tile].value);
 }
 
+// Sum of x over the lanes of a warp, in each.
 __device__ __forceinline__ u32 warp_sum(u32 x) {
 #pragma unroll
     for (int lanes = WARP / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(ALL_LANES, x, lanes);

@@ -28,9 +28,11 @@ template <class E>
 struct AsTheyAre {
     static constexpr int GROUP = vec::WIDTH<E>;
     static constexpr bool HAS_NAN = false, AS_LONG = true;
+    // FP10 codes of a group of values, three in a word.
     static __device__ uint4 encode(const E* values) {
         return *reinterpret_cast<const uint4*>(values);
     }
+    // The values of a group of FP10 codes.
     static __device__ void decode(const uint4& code, E* values) {
         *reinterpret_cast<uint4*>(values) = code;
     }

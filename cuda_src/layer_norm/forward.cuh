@@ -96,6 +96,8 @@ struct Moments {
         squares += __shfl_xor_sync(ALL_LANES, squares, step);
         n *= 2;
     }
+    // Merges the sets of a block's warps, which have n elements each: mean = mean of means, squares
+    // = sum of (squares + n (mean of the warp - mean)^2). of_warp: shared memory.
     __device__ __forceinline__ void join_warps(u32 warps, Moments* of_warp) {
         if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = *this;
         __syncthreads();

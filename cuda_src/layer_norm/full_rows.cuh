@@ -43,6 +43,7 @@ struct Part {
     i64 first;  // index of slot 0 in the array
     vec::Elements<T, W> own[DEPTH];
 
+    // The thread's place: `threads` threads share a row, a block has one row or several.
     __device__ __forceinline__ Part(i64 n_rows, u32 threads) : threads(threads) {
         const bool has_several = threads < blockDim.x;
         const u32 shift = has_several ? 31 - __clz(threads) : 0;

@@ -42,6 +42,8 @@ template <class A>
 struct Statistics {
     A mean = 0, inv_std = 0;
 
+    // Mean and inv_std of a row; zeros past the last row, and a mean of 0 without `mean` (RMS
+    // norm).
     template <class In>
     static __device__ __forceinline__ Statistics of(const In& in, i64 row, i64 count) {
         if (row >= count) return {};
@@ -116,6 +118,7 @@ struct Parameters {
     template <class In>
     __device__ __forceinline__ Parameters(const In& in, const Walk<W, false>&, u8*&)
         : scale(in.scale), bias(in.bias) {}
+    // Scale and bias of the columns of slot u.
     __device__ __forceinline__ void read(const Walk<W, false>& walk, int u, Acc<V> (&of_scale)[W],
                                          Acc<V> (&of_bias)[W]) const {
         vec::widen<V>(scale + walk.column(u), of_scale);
@@ -126,12 +129,14 @@ template <class V, int W, bool FROM_Y>
 struct Parameters<V, W, FROM_Y, true> {
     InShared<Acc<V>, W> scale, bias;
 
+    // Copies the parameters of the thread's columns to shared memory.
     template <class In>
     __device__ __forceinline__ Parameters(const In& in, const Walk<W, true>& walk, u8*& shared)
         : scale(in.scale, walk, shared), bias(scale) {
         if constexpr (FROM_Y) bias = InShared<Acc<V>, W>(in.bias, walk, shared);
         __syncthreads();
     }
+    // Scale and bias of the columns of slot u, from shared memory.
     __device__ __forceinline__ void read(const Walk<W, true>& walk, int u, Acc<V> (&of_scale)[W],
                                          Acc<V> (&of_bias)[W]) const {
         scale.read(walk, u, of_scale);
@@ -144,6 +149,7 @@ template <class V, class A, bool FROM_Y, int W>
 struct Slot {
     A dy[W], x[W], scale[W], bias[W];
 
+    // Loads slot u: dY, X or Y, scale and bias.
     template <class AWalk, class Of, class DY, class X>
     __device__ __forceinline__ Slot(const AWalk& walk, int u, const Of& parameters,
                                     const DY& all_dy, const X& all_x) {
@@ -165,6 +171,7 @@ struct Edge {
     i32 column;  // or -1
     A scale = 0, bias = 0, dy = 0, x = 0;
 
+    // Parameters of a column outside whole slots; none if `column` is negative.
     __device__ __forceinline__ Edge(const In& in, i32 column) : column(column) {
         if (column < 0) return;
         scale = to_acc(in.scale[column]);
@@ -329,6 +336,7 @@ struct Column {
     }
 
   private:
+    // Adds an element to the sums of its column; with `means` also writes its dX.
     __device__ __forceinline__ void add_one(i64 row, A dy, A x, const Statistics<A>& own) {
         const Element<V, A, FROM_Y> element(dy, x, scale, bias, own.mean);
         const A x_hat = element.x_hat(own.inv_std);

@@ -16,6 +16,7 @@ template <int U>
 struct Number {
     static constexpr int value = U;
 };
+// use(Number<U>), ..., use(Number<N - 1>): a loop whose index is known at compile time.
 template <int U, int N, class Use>
 __device__ __forceinline__ void each_slot(const Use& use) {
     if constexpr (U < N) {
@@ -117,6 +118,8 @@ struct Table {
     __device__ __forceinline__ u8* at(int u, int k, int c) const {
         return own + ((u * N + k) * 2 + c) * APART;
     }
+    // Stores the scale of column i of slot u and, where x^ follows from Y, also 1 / scale and the
+    // bias.
     __device__ __forceinline__ void put(int u, int i, V of_scale, const V* of_bias) const {
         const A scale = to_acc(of_scale);
         reinterpret_cast<A*>(at(u, 0, i / 4))[i % 4] = scale;
@@ -192,6 +195,7 @@ struct SumsOfRow {
 struct Factors {
     A inv_std, shift, of_h, of_product;
 
+    // The factors of dX = inv_std h + of_h + of_product x^, x^ = X inv_std + shift, once a row.
     __device__ __forceinline__ Factors(const Statistics<A>& own, const Means<A>& of)
         : inv_std(own.inv_std),
           shift(-own.mean * own.inv_std),
@@ -263,6 +267,7 @@ struct Gradient {
         else
             async_copy::wait<0>();
     }
+    // dY, X (or Y) and scale of slot u of the row in stage `stage` of shared memory.
     __device__ __forceinline__ void read(int u, A (&of_dy)[W], A (&of_x)[W], A (&scale)[W]) const {
         vec::widen<V>(dy + stage + u * APART, of_dy);
         vec::widen<X>(x + stage + u * APART, of_x);
@@ -313,6 +318,7 @@ struct Gradient {
         vec::store_streaming(reinterpret_cast<Vec<T, W>*>(dx + u * (WARP * W)),
                              vec::from_acc<T>(values));
     }
+    // dX and sums of the row's element outside whole slots.
     __device__ __forceinline__ void write_edge(const Edge<T, V, FROM_Y>& edge, T* dx,
                                                const Statistics<A>& own, const Means<A>& of) {
         if (edge.column < 0) return;

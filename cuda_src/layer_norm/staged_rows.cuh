@@ -225,6 +225,7 @@ struct RowSums {
     u32 threads, group;
     u32 half = 0;
 
+    // values[i] = its sum over the threads of a row, in each of them.
     __device__ __forceinline__ void operator()(A (&values)[N]) {
         over_lanes(values, threads < WARP ? threads : WARP);
         if (threads <= WARP) return;
@@ -244,6 +245,7 @@ struct RowSums {
     }
 
   private:
+    // values[i] = its sum over `lanes` neighbouring lanes.
     static __device__ __forceinline__ void over_lanes(A (&values)[N], u32 lanes) {
 #pragma unroll 1
         for (u32 step = 1; step < lanes; step *= 2)
@@ -294,6 +296,7 @@ struct ColumnSums {
     }
 
   private:
+    // to[column] = the thread's sum of each of its columns.
     template <class AWalk>
     __device__ __forceinline__ void put(const AWalk& walk, A* to) const {
         constexpr bool SHIFTED = AWalk::IS_SHIFTED;
@@ -334,6 +337,7 @@ struct InShared {
                     to_acc(from[walk.column(u) + i]);
         }
     }
+    // to = the numbers of slot u, from shared memory.
     __device__ __forceinline__ void read(const Walk<W, true>& walk, int u, A (&to)[W]) const {
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {

@@ -40,6 +40,8 @@ struct SgdFactors {
     bool nesterov, is_first, update;  // without update the step is skipped
 };
 
+// The numbers of a step, computed once by each thread from attributes and inputs; `by` in the
+// formulas below.
 __device__ __forceinline__ SgdFactors sgd_factors(const SGDRule& rule, const Either<1>& rate,
                                                   const Either<1>& step,
                                                   const Either<1>& loss_scale,
@@ -80,11 +82,15 @@ struct Sgd : Descent<W, GRAD> {
         return Base::has_vecs_at(first) &&
                all_may_have_vecs_at<WIDTH>(first, momentum, new_momentum);
     }
+    // Loads N elements from i on of each input of the step.
     template <int N>
     __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
         Base::load(loaded, i);
         if constexpr (HAS_MOMENTUM) parameter_update::load(loaded.momentum, momentum, i);
     }
+    // SGD's step of N elements: u = g / divisor + weight_decay w; momentum = momentum rate *
+    // momentum + (1 - dampening) u, or u in the first step; delta = -rate u, with u = momentum or,
+    // for Nesterov, u + momentum rate * momentum.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC delta[N], weight[N], next_momentum[N];
@@ -104,6 +110,7 @@ struct Sgd : Descent<W, GRAD> {
         if constexpr (HAS_MOMENTUM) parameter_update::store(new_momentum, i, next_momentum);
         put(new_w, new_g, copy, i, weight, delta, by.rounding);
     }
+    // The step of elements [first, end), or, if it is skipped, copies of all inputs.
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
         if (by.update) {
             range_map::map_range<Tiling>(*this, first, end, n);
@@ -160,6 +167,7 @@ struct Clip {
     __device__ __forceinline__ void load(Vec<GRAD, N>& loaded, i64 i) const {
         parameter_update::load(loaded, g, i);
     }
+    // new_g[i + k] = factor loaded[k], k < N.
     template <int N>
     __device__ __forceinline__ void store(const Vec<GRAD, N>& loaded, i64 i) const {
         NORM clipped[N];

@@ -48,6 +48,8 @@ template <class A, class Axis, int N>
 struct Counts {
     A count[N], inverse[N];
 
+    // count[w] = elements of window first + w inside the image, or inside the padded one;
+    // inverse[w] = 1 / count[w].
     __device__ __forceinline__ Counts(i32 first, i32 image, i32 padded, bool include_pad) {
         const i32 end = include_pad ? padded : image, begin = include_pad ? -Axis::pad : 0;
 #pragma unroll
@@ -227,6 +229,7 @@ struct Largest {
     A value;
     u32 number;
 
+    // Keeps the larger one.
     __device__ __forceinline__ void see(const Largest& other) {
         const bool larger = largest::is_larger(other.value, value);
         value = larger ? other.value : value;

@@ -73,6 +73,7 @@ __device__ __forceinline__ bool is_within(i32 i, i32 extent) {
 struct Pitch {
     i32 nbytes;
 
+    // Bytes of a row of `width` elements.
     template <class E>
     static __device__ __forceinline__ Pitch of(i32 width) {
         i32 nbytes = width * static_cast<i32>(sizeof(E));

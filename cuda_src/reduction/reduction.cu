@@ -161,11 +161,13 @@ template <class Test>
 struct AnyOf {
     Word passed = 0;
 
+    // Tests the elements of a vector, several in a word.
     __device__ __forceinline__ void operator()(const Vec<T, vec::WIDTH<T>>& x) {
         const auto& words = reinterpret_cast<const Vec<Word, vec::WIDTH<Word>>&>(x);
 #pragma unroll
         for (int i = 0; i < vec::WIDTH<Word>; ++i) passed |= Test::test(words.at[i]);
     }
+    // Tests one element.
     __device__ __forceinline__ void operator()(const Vec<T, 1>& x) {
         Vec<T, vec::WIDTH<T>> alone{};
         alone.at[0] = x.at[0];

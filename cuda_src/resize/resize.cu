@@ -101,6 +101,8 @@ struct Column {
     Span touch, now;
     ACC weight[HELD];
 
+    // touch = columns of dY that have a share of pixel `at`; first ones with a weight of 0 are left
+    // out.
     __device__ void find(const Axis<ACC>& axis, i32 at) {
         pixel = at;
         touch = touching(axis, at, at);
@@ -137,6 +139,7 @@ struct OpenRows {
     i32 row;
     ACC low[EACH], high[EACH];
 
+    // low += (1 - share) dy, high += share dy, for each column: a row of dY between two rows of dX.
     __device__ void add(ACC share, const Row& dy) {
 #pragma unroll
         for (int c = 0; c < EACH; ++c) {
@@ -146,6 +149,7 @@ struct OpenRows {
         }
     }
 
+    // Goes on to the next row of dX.
     __device__ void next() {
         ++row;
 #pragma unroll
@@ -220,6 +224,7 @@ struct Tile {
         return loaded;
     }
 
+    // Writes the thread's pixels of row `row` of dX.
     __device__ void store(i32 row, const ACC* values) {
         T* to = dx + static_cast<u64>(static_cast<u32>(row)) * static_cast<u32>(columns.n_in);
 #pragma unroll
