@@ -302,6 +302,7 @@ class RangedPlan(ReadyPlan):
         self._within(super().queue, words, new, stream)
 
     def _within(self, queue: Any, *arguments: Any) -> None:
+        """Call queue(*arguments) inside a range of NVTX."""
         from cupy.cuda import nvtx
 
         nvtx.RangePush(self.label)

@@ -532,6 +532,7 @@ class Optimizer:
         return lr
 
     def _checked_names(self, names: Names | None) -> tuple[str, ...]:
+        """Return a name for each parameter: the caller's, which must differ, or numbers."""
         n = len(self.parameters)
         if names is None:
             return tuple(map(str, range(n)))

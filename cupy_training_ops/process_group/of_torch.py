@@ -100,6 +100,7 @@ class Torch(Engine):
 
     @_as_group_error("the others cannot be reached")
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
+        """Send a message by the store, but the bytes of a long one by gloo."""
         key = f"{self.rank}/{peer}/{self.sent[peer]}"
         if len(data) <= SHORT:
             self._ask(self._store.set, key, b"+" + data)
@@ -111,6 +112,7 @@ class Torch(Engine):
 
     @_as_group_error("the others cannot be reached")
     def listen(self, peer: int | None, seconds: float) -> None:
+        """Take the next message of a rank, or a note that ends the group, from the store."""
         key = "" if peer is None else f"{peer}/{self.rank}/{self.heard[peer] + 1}"
         said, is_message = self._ask(_look, self._store, key)
         if is_message and peer is not None:
