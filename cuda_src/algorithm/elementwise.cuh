@@ -44,6 +44,7 @@ struct Reader {
     const E* from;
     Vec<E, N> registers[S::each / N];
 
+    // The tile begins at element `first` of the array; offsets count from there.
     __device__ void seek(i64 first) {
         if (!OPTIONAL || from) from += first;
     }
@@ -73,6 +74,7 @@ struct Writer {
     E* to;
     Acc<E> registers[S::each / N][N];
 
+    // The tile begins at element `first` of the array; offsets count from there.
     __device__ void seek(i64 first) {
         if (!OPTIONAL || to) to += first;
     }
@@ -129,6 +131,8 @@ struct RowReader {
         return words;
     }
 
+    // The tile begins at element `position` of the other arrays; columns of a tile below 2^31 are
+    // found by divisions of 32 bits.
     __device__ void seek(i64 position) {
         first = position;
         fits_31_bits = max(position + S::size, columns.value) <= 0x7FFFFFFF;

@@ -195,6 +195,7 @@ struct ByteReader {
     u32 filled;
     vec::Vec<Word, width / EACH> registers[S::each / width];
 
+    // The tile begins at element `first` of the array; its bytes of the mask follow from there.
     __device__ void seek(i64 first) { from += first; }
     __device__ void load(int u, u32 offset) {
         registers[u] = *reinterpret_cast<const vec::Vec<Word, width / EACH>*>(from + offset);
@@ -229,6 +230,7 @@ struct BitReader {
     u32 filled;
     u32 registers[S::each / width];
 
+    // The tile begins at element `first` of the array; its bits of the mask follow from there.
     __device__ void seek(i64 first) { from += first / 8; }
     __device__ void load(int u, u32 offset) {
         registers[u] = from[offset / 8] >> offset % 8 | filled;
