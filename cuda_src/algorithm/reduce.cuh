@@ -32,7 +32,7 @@ __device__ __forceinline__ A sum_lanes(A value, u32 lanes) {
 template <class A, int THREADS>
 struct BlockScratch {
     static constexpr int threads = THREADS, warps = THREADS / WARP;
-    alignas(16) A of_warp[warps];
+    alignas(16) A per_warp[warps];
 };
 
 // The sum over a block, for each of its threads.
@@ -40,11 +40,11 @@ template <class A, int THREADS>
 __device__ __forceinline__ A sum_block(A value, BlockScratch<A, THREADS>& scratch) {
     value = sum_lanes(value, WARP);
     __syncthreads();  // all threads have read the sum of the call before
-    if (threadIdx.x % WARP == 0) scratch.of_warp[threadIdx.x / WARP] = value;
+    if (threadIdx.x % WARP == 0) scratch.per_warp[threadIdx.x / WARP] = value;
     __syncthreads();
-    A sum = scratch.of_warp[0];
+    A sum = scratch.per_warp[0];
 #pragma unroll
-    for (int warp = 1; warp < scratch.warps; ++warp) sum += scratch.of_warp[warp];
+    for (int warp = 1; warp < scratch.warps; ++warp) sum += scratch.per_warp[warp];
     return sum;
 }
 

@@ -308,13 +308,13 @@ constexpr int FINISH_DEPTH = 4;  // rows of partial sums that a thread loads tog
 // out[column] = sum of partials[row][column]; thread (x, y) has every blockDim.y-th row of column x.
 template <class T>
 __device__ __forceinline__ void add_rows(const Acc<T>* partials, T* out, i64 rows, i64 columns,
-                                         Vec<Acc<T>, 1> (&of_thread)[facts::MAX_THREADS]) {
+                                         Vec<Acc<T>, 1> (&per_thread)[facts::MAX_THREADS]) {
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     Columns<Acc<T>, 1, FINISH_DEPTH> own;
     if (column < columns)
         own.add(partials + threadIdx.y * columns + column,
                 column_reduce::rows_of(rows - threadIdx.y), blockDim.y * columns);
-    own.sum_over_y(of_thread);
+    own.sum_over_y(per_thread);
     if (threadIdx.y == 0 && column < columns) own.store(out + column);
 }
 

@@ -199,6 +199,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // out[column] = partials[0][column] + ... + partials[rows - 1][column], rounded.
 extern "C" __global__ void __launch_bounds__(facts::MAX_THREADS)
     div_grad__finish(const ACC* partials, T* out, i64 rows, i64 columns) {
-    __shared__ vec::Vec<ACC, 1> of_thread[facts::MAX_THREADS];
-    div_gradient::add_rows(partials, out, rows, columns, of_thread);
+    __shared__ vec::Vec<ACC, 1> per_thread[facts::MAX_THREADS];
+    div_gradient::add_rows(partials, out, rows, columns, per_thread);
 }

@@ -317,16 +317,16 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
                     const __grid_constant__ Pass pass) {
     __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS<sizeof(Key)>> sorted;
-    __shared__ Key of_warp[radix_sort::SORT_WARPS];
-    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
+    __shared__ Key per_warp[radix_sort::SORT_WARPS];
+    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, per_warp);
 }
 // gather__scatter with LONG_ITEMS entries a thread at a time.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
                           const __grid_constant__ Pass pass) {
     __shared__ radix_sort::SortedTile<Key, LONG_ITEMS<sizeof(Key)>> sorted;
-    __shared__ Key of_warp[radix_sort::SORT_WARPS];
-    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
+    __shared__ Key per_warp[radix_sort::SORT_WARPS];
+    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, per_warp);
 }
 // starts[key] = how many of the n sorted entries have a smaller key, key
 // <= n_rows; one key a thread.

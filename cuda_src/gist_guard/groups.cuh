@@ -108,9 +108,9 @@ template <class T>
 __device__ __forceinline__ void measure_groups(const Array<T>& array, const Sample& sample,
                                                bool grouped, i64 warp, i64 n_warps,
                                                Totals& totals) {
-    const u32 lane = threadIdx.x % WARP, of_warp = WARP / sample.lanes;
+    const u32 lane = threadIdx.x % WARP, per_warp = WARP / sample.lanes;
 #pragma unroll 1
-    for (i64 some = warp * of_warp; some < sample.groups; some += n_warps * of_warp) {
+    for (i64 some = warp * per_warp; some < sample.groups; some += n_warps * per_warp) {
         const i64 group = some + lane / sample.lanes;
         const bool is_there = group < sample.groups;
         GroupSums sums;

@@ -216,12 +216,12 @@ __device__ __forceinline__ void leave(Walk<W, SHIFTED>& walk) {
 }
 
 // values[i] = sum of values[i] over the threads of a row, in each of them, i < N. Calls use the two
-// halves of of_warp in turn, so one barrier a call is enough: slower warps still read the other
+// halves of per_warp in turn, so one barrier a call is enough: slower warps still read the other
 // half. OF_BLOCK: the block is one group; else groups use one of the hardware's few named barriers
 // each.
 template <class A, int N, bool OF_BLOCK>
 struct RowSums {
-    A (&of_warp)[2][N][WARP];  // shared memory
+    A (&per_warp)[2][N][WARP];  // shared memory
     u32 threads, group;
     u32 half = 0;
 
@@ -233,14 +233,14 @@ struct RowSums {
         half ^= 1;
 #pragma unroll
         for (int i = 0; i < N; ++i)
-            if (lane == 0) of_warp[half][i][threadIdx.x / WARP] = values[i];
+            if (lane == 0) per_warp[half][i][threadIdx.x / WARP] = values[i];
         if (OF_BLOCK)
             __syncthreads();
         else
             group_barrier::sync(group, threads);
 #pragma unroll
         for (int i = 0; i < N; ++i)
-            values[i] = lane < n_warps ? of_warp[half][i][first + lane] : A(0);
+            values[i] = lane < n_warps ? per_warp[half][i][first + lane] : A(0);
         over_lanes(values, WARP);
     }
 
@@ -267,7 +267,7 @@ __device__ __forceinline__ void sum_same_columns(u32 threads, A (&of_columns)[N]
 // Sums over rows of a thread's columns: of its slots, and of its edge.
 template <class A, int W, int D>
 struct ColumnSums {
-    Vec<A, W> of_slot[D] = {};
+    Vec<A, W> per_slot[D] = {};
     A of_edge[1] = {};
 
     // sums[blockIdx.x][column] = sum over all rows of the block: adds up the groups. Overwrites the
@@ -280,7 +280,7 @@ struct ColumnSums {
         A* const line = sums + blockIdx.x * walk.rows.length;
         A* const of_sharer = reinterpret_cast<A*>(shared);
 #pragma unroll
-        for (int u = 0; u < D; ++u) sum_same_columns(walk.rows.threads, of_slot[u].at);
+        for (int u = 0; u < D; ++u) sum_same_columns(walk.rows.threads, per_slot[u].at);
         if (AWalk::IS_SHIFTED) sum_same_columns(walk.rows.threads, of_edge);
         __syncthreads();
         if (threadIdx.x % threads < walk.rows.threads)
@@ -304,9 +304,9 @@ struct ColumnSums {
         for (int u = 0; u < D; ++u) {
             if (!walk.has(u)) continue;
             A* const slot = to + walk.column(u);
-            if constexpr (!SHIFTED) *reinterpret_cast<Vec<A, W>*>(slot) = of_slot[u];
+            if constexpr (!SHIFTED) *reinterpret_cast<Vec<A, W>*>(slot) = per_slot[u];
 #pragma unroll
-            for (int i = 0; SHIFTED && i < W; ++i) slot[i] = of_slot[u].at[i];
+            for (int i = 0; SHIFTED && i < W; ++i) slot[i] = per_slot[u].at[i];
         }
         if (SHIFTED && walk.edge() >= 0) to[walk.edge()] = of_edge[0];
     }

@@ -32,11 +32,11 @@ using Y = CTO_Y;
 
 // y[slab][column] = sum over rows of x[slab][row][column]. Threads (x, y, z) of a block have N columns,
 // every blockDim.y-th row of a span, and a slab. With several spans blockDim.z is 1, `partials`
-// takes the sums of spans, and the last block adds these. of_thread and last are in shared memory.
+// takes the sums of spans, and the last block adds these. per_thread and last are in shared memory.
 template <int N>
 __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
                                             Zeroed<u32>* tickets, const Slabs& slabs,
-                                            Vec<Acc<T>, N> (&of_thread)[THREADS], bool& last) {
+                                            Vec<Acc<T>, N> (&per_thread)[THREADS], bool& last) {
     using column_reduce::rows_of;
     constexpr int DEPTH = N == 1 ? 2 * UNROLL : UNROLL;
     const u32 n_tiles = slabs.n_tiles, n_spans = slabs.n_spans;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
     if (inside)
         columns.add(x + (slab * slabs.n_rows + row) * slabs.n_columns + column,
                     rows_of(rest < own_span ? rest : own_span), blockDim.y * slabs.n_columns);
-    columns.sum_over_y(of_thread);
+    columns.sum_over_y(per_thread);
     if (n_spans > 1) {
         Acc<T>* const own = partials + slab * n_spans * slabs.n_columns + column;
         if (writes) columns.store(own + span * slabs.n_columns);
@@ -61,7 +61,7 @@ __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
             columns.add(own + threadIdx.y * slabs.n_columns,
                         rows_of(static_cast<i64>(n_spans) - threadIdx.y),
                         blockDim.y * slabs.n_columns);
-        columns.sum_over_y(of_thread);
+        columns.sum_over_y(per_thread);
     }
     if (writes) columns.store(y + slab * slabs.n_columns + column);
 }
@@ -268,9 +268,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                  const __grid_constant__ Slabs slabs) {
-    __shared__ Vec<Acc<T>, vec::WIDTH<T>> of_thread[THREADS];
+    __shared__ Vec<Acc<T>, vec::WIDTH<T>> per_thread[THREADS];
     __shared__ bool last;
-    sum_columns(x, y, partials, tickets, slabs, of_thread, last);
+    sum_columns(x, y, partials, tickets, slabs, per_thread, last);
 }
 
 // reduce_sum_training__columns for arrays that are not aligned, or whose rows are not whole vectors: a
@@ -278,9 +278,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__single_columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                         const __grid_constant__ Slabs slabs) {
-    __shared__ Vec<Acc<T>, 1> of_thread[THREADS];
+    __shared__ Vec<Acc<T>, 1> per_thread[THREADS];
     __shared__ bool last;
-    sum_columns(x, y, partials, tickets, slabs, of_thread, last);
+    sum_columns(x, y, partials, tickets, slabs, per_thread, last);
 }
 
 // y[i] = x[i], i < n.
