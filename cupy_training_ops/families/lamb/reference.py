@@ -40,6 +40,7 @@ def lamb_optimizer(
     ratio_max: float,
     do_bias_correction: bool,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
+    """LambOptimizer: a step of each weight array with its own numbers."""
     update = bool(number(update_signal)) and allows_step(r, loss_scale)
     before, new_step = count_step(step, update)
     mixed = tuple(mixed_precision_weights or [None] * len(weights))

@@ -29,6 +29,7 @@ def layer_normalization(
     epsilon: float,
     stash_type: int,  # noqa: ARG001 - it has one value
 ) -> tuple[HostArray, HostArray, HostArray]:
+    """Y = scale (X - mean) inv_std + B over the dimensions from `axis` on; mean and inv_std."""
     return _normalize(_Rows.of(x, axis), x, scale, b, True, epsilon)
 
 
@@ -49,6 +50,7 @@ def layer_normalization_grad(
     *,
     axis: int,
 ) -> tuple[HostArray, HostArray, HostArray]:
+    """X_grad, scale_grad and bias_grad, with x^ = (X - mean) inv_std."""
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_dev, x.dtype)
     matrix, means = rows.matrix(x), mean.reshape(-1, 1)
@@ -65,6 +67,7 @@ def layer_normalization_grad(
 def simplified_layer_normalization_grad(
     y_grad: HostArray, x: HostArray, scale: HostArray, inv_std_var: HostArray, *, axis: int
 ) -> tuple[HostArray, HostArray]:
+    """X_grad and scale_grad of RMS normalization, with x^ = X inv_std."""
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, x.dtype)
     matrix = rows.matrix(x)
@@ -86,6 +89,7 @@ def invertible_layer_normalization_grad(
     axis: int,
     output_type: Dtype | None,
 ) -> tuple[HostArray, HostArray, HostArray]:
+    """X_grad, scale_grad and bias_grad, with x^ = (Y - bias) / scale, 0 where scale is 0."""
     rows = _Rows.of(y, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, output_type or y.dtype)
     matrix, shift, known = rows.matrix(y), bias.reshape(-1), gradient.scale != 0

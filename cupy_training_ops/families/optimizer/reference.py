@@ -48,6 +48,7 @@ def sgd_optimizer_v2(
     gradients: Sequence[HostArray],
     update_signal: Number = None,
 ) -> tuple[HostArray, Lists]:
+    """w -= lr g, for each array of a list."""
     rule = Rule(weight_decay=0.0, maximize=False)
     return sgd_optimizer_list(lr, weights, gradients, update_signal=update_signal, **rule)[:2]
 
@@ -64,6 +65,7 @@ def sgd_optimizer_list(
     update_signal: Number = None,
     **rule: Unpack[Rule],
 ) -> tuple[HostArray, Lists, Lists | None]:
+    """w -= lr (g / divisor + weight_decay w), for each array of a list."""
     return sgd_momentum_list(
         lr, weights, gradients, mixed_precision_weights, loss_scale, gradient_norm, max_norm,
         update_signal, **rule,
@@ -84,6 +86,11 @@ def sgd_momentum_list(
     momenta: Sequence[HostArray] | None = None,
     **rule: Unpack[MomentumRule],
 ) -> tuple[HostArray, Lists, Lists | None, HostArray, Lists | None]:
+    """w -= lr u for each array of a list, u the gradient or its momentum; see _direction.
+
+    Returns the update signal, weights, low-precision copies, step and momenta; unchanged where the
+    step is skipped.
+    """
     update = np.full(np.shape(update_signal), number(update_signal) != 0)
     mixed = mixed_precision_weights or [None] * len(weights)
     is_applied = bool(number(update_signal)) and allows_step(lr, loss_scale)
@@ -146,6 +153,7 @@ def inplace_clip_grad_norm(
     max_norm: float,
     norm_type: str,  # noqa: ARG001 - there is one
 ) -> tuple[HostArray, ...]:
+    """g max_norm / (norm + 1e-6) for each array, where that factor is below 1."""
     norm = _norm(gradients)
     factor = norm.dtype.type(max_norm) / (norm + norm.dtype.type(1e-6))
     if not factor < 1:
