@@ -57,10 +57,10 @@ def from_torchrun(local_rank: int | None, local_size: int | None, timeout: float
     if owns:
         with _as_group_error("torch.distributed could not connect the ranks"):
             dist.init_process_group("gloo", timeout=_delta(timeout))
-    made = Torch(None, timeout, owns)
-    made.local_rank = made.rank if local_rank is None else local_rank
-    made.local_size = local_size if local_size and made.size % local_size == 0 else None
-    return made
+    engine = Torch(None, timeout, owns)
+    engine.local_rank = engine.rank if local_rank is None else local_rank
+    engine.local_size = local_size if local_size and engine.size % local_size == 0 else None
+    return engine
 
 
 def engine(group: Any, timeout: float) -> Engine:

@@ -190,6 +190,8 @@ class Call:
     sums: bool = True
 
     def plan(self) -> Plan:
+        """Choose how blocks divide channels: whole ones on chip, else parts by columns or by
+        pieces."""
         channels = Channels.of_arrays(self.read)
         aligned = all(s.aligned for s in (*self.read, self.applied) if s is not None)
         if not channels.elements:
@@ -236,6 +238,7 @@ class Call:
     # ---- pieces ----------------------------------------------------------------------------------
 
     def _in_pieces(self, channels: Channels, aligned: bool) -> Plan:
+        """Blocks share a channel in parts of neighbouring slots, or have one each in registers."""
         whole = aligned and channels.length % self.width == 0
         if whole and self.sums and self._fits(channels):
             return self._whole_channels(channels)
@@ -273,6 +276,8 @@ class Call:
     # ---- columns ---------------------------------------------------------------------------------
 
     def _in_columns(self, channels: Channels, aligned: bool) -> Plan:
+        """Blocks share tiles of columns in parts of rows, by way of shared memory where there is
+        room."""
         matrix = Matrix(channels, self._tile(channels), self.width)
         aligned = aligned and matrix.is_whole
         row_nbytes = matrix.row_elements * self.t.itemsize
@@ -340,6 +345,11 @@ class Call:
         work: Work,
         shared_nbytes: int = 0,
     ) -> Plan:
+        """Launches of both passes over the parts of all tiles, with their scratch memory.
+
+        blocks: of a multiprocessor. layout: the struct Pieces or Columns. shared_nbytes: of the
+        ring; then blocks also list the parts that they have summed, in n_parts numbers.
+        """
         scratch = ScratchMemory()
         arrays = self._scratch(scratch, n_channels, work)
         n_parts = min(work.n_tiles, MAX_TILES) * work.n_parts if shared_nbytes else 0

@@ -160,6 +160,7 @@ class _Event(_Control):
         return (data[: self.num_outputs],)
 
     def delegate(self, identifier: int, data: tuple[Array, ...]) -> object:
+        """Order this rank's work by an event, and return the first inputs as they are."""
         if identifier != NO_EVENT:
             try:
                 self.order(identifier, BACKENDS[type(data[0])])
@@ -206,6 +207,7 @@ class WaitEvent(_Event):
     timeout = attribute(seconds, 60.0, doc="of the wait for a RecordEvent")
 
     def order(self, identifier: int, backend: Backend) -> None:
+        """Wait on the current stream for the event, once another thread has recorded it."""
         try:
             mark = EVENTS.take(identifier, self.timeout)
         except TimeoutError as error:

@@ -208,6 +208,7 @@ class BiasSoftmaxDropout(Drawing):
         return same, Spec(data.shape, BOOL), same
 
     def plan(self, device: Device, data: Spec, bias: Spec, *specs: Any) -> Plan:
+        """One launch by lines: softmax of data + bias, then dropout of each element."""
         _, state, *outputs = specs
         launches = self.launches(device, (data, bias, *specs))
         lines = _rows(data.shape, self.axis)
@@ -342,6 +343,7 @@ class SoftmaxDropoutGrad(WithRatio):
         return (Spec(dy.shape, dy.dtype),)
 
     def plan(self, device: Device, dy: Spec, mask: Spec, y: Spec, *specs: Any) -> Plan:
+        """One launch by lines: dropout backwards, then softmax backwards."""
         dx = specs[-1]
         launches = self.launches(device, (dy, mask, y, *specs))
         launch = launches.over_lines(

@@ -92,6 +92,7 @@ class GistGuardedMsfp15Encoder(Op):
         return Spec(msfp15_shape(x), UINT8), Spec((4,), FLOAT32)
 
     def plan(self, device: Device, x: Spec, y: Spec | None, guard: Spec | None) -> Plan:
+        """One launch that encodes x and measures the error of a sample of its elements."""
         scratch, measures = ScratchMemory(), guard is not None and x.size
         sample = sample_of(x.size, self.grouping, self.whole) if measures else NOTHING
         most = device.multiprocessors * (RESIDENT[computed_in(x.dtype).itemsize] // THREADS)

@@ -110,6 +110,8 @@ class SparseEncoder(_Sparse, gist.Encoder):
         return dtype == UINT8 and len(shape) == 1 and parts.least <= shape[0] <= parts.most
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        """Two launches: encode the nonzero values; finish, by the raw elements if these are
+        shorter."""
         parts = self.layout(x)
         scratch = ScratchMemory()
         tickets, groups = scratch.zeros(1, np.uint32), scratch.zeros(parts.tiles, np.uint32)
@@ -152,6 +154,7 @@ class SparseDecoder(_Sparse, gist.Decoder):
         return self.attribute_values
 
     def flaw(self, codes: HostArray) -> str:
+        """Say what is wrong with a code's head or length; "" if nothing is."""
         y = Spec(self.shape or (), self.to)
         parts = self.layout(y)
         if not y.size:
