@@ -269,10 +269,12 @@ struct Lists {
     const Columns<LISTED>& columns;
     int tensor;
 
+    // Array k of this tensor, in the order of the table of pointers.
     template <class E>
     __device__ __forceinline__ E* at(int k) const {
         return array_of<E>(arrays, columns, k, tensor);
     }
+    // The low-precision weights before and after the step.
     __device__ __forceinline__ Copy copy(bool is_bfloat16) const {
         return {at<const u16>(4), at<u16>(AFTER + 4), is_bfloat16};
     }

@@ -198,6 +198,7 @@ struct EightBits {
 struct FourBits {
     static constexpr int NBYTES = WIDTH / 2;
 
+    // Code k of a row: bits 0 to 3 of a byte, then bits 4 to 7.
     static __device__ __forceinline__ u32 code_at(const Vec<u8, NBYTES>& row, int k) {
         return row.at[k / 2] >> 4 * (k % 2) & 15u;
     }
@@ -209,6 +210,7 @@ struct FourBits {
             row.at[k] = static_cast<u8>(codes[2 * k] | codes[2 * k + 1] << 4);
         return row;
     }
+    // Where the scale of element i's block is: behind the n codes, two bytes a block.
     static __device__ __forceinline__ i64 scale_of(i64 i, i64 n) {
         return (n + 1) / 2 + 2 * (i / CODED_BLOCK);
     }

@@ -82,6 +82,7 @@ struct SumsOfSquares {
         using Unit = vec::Unit<E, vec::IN_WORDS<E, M>>;
         return Unit::at(reinterpret_cast<const typename Unit::Register*>(&x), i);
     }
+    // True if even 2^56 sums of this size add up to a number in the precise range.
     static __device__ __forceinline__ bool is_ordinary(A sum) {
         return sum >= LEAST && sum <= MOST * 0x1p-56f;
     }

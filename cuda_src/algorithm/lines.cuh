@@ -223,12 +223,14 @@ struct Writer {
     using Value = Acc<E>;
     E* array;
 
+    // Writes slot u of a batch, if it exists: values[i] to its element i.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
                                           const Acc<E> (&values)[WIDTH]) const {
         store(SlotsOf<E, WIDTH, DEPTH, false>(line, array), line, batch, u, values);
     }
+    // Writes the thread's element outside whole slots, if it has one.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store_edge(const Line<WIDTH, DEPTH>& line, Acc<E> value) const {
         if (WIDTH > 1 && line.edge >= 0) array[line.start + line.edge] = from_acc<E>(value);

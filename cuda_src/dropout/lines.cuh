@@ -24,6 +24,7 @@ struct BiasRows {
     fast_division::Divisor rows;
     bool inner;
 
+    // The row of the bias that is added to row `row` of data.
     __device__ i64 of(i64 row) const {
         const fast_division::Cell cell = fast_division::cell_at(row < 0 ? 0 : row, rows);
         return inner ? cell.row : cell.column;

@@ -63,6 +63,7 @@ struct Entries {
     u16* ranks;  // of an entry: earlier entries of its warp with the same digit
     u32 rows, n;
 
+    // The thread's first entry: each warp has `rows` rows of WARP neighbouring entries.
     __device__ __forceinline__ u32 first() const {
         return threadIdx.x / WARP * (WARP * rows) + threadIdx.x % WARP;
     }

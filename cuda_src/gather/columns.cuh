@@ -42,6 +42,7 @@ struct alignas(8) Entry<4> {
     u32 row, value;
 
     static __device__ Entry of(u32 row, u32 bits) { return {row, bits}; }
+    // The row of dX.
     __device__ u32 target() const { return row; }
     __device__ u32 bits() const { return value; }
 };
@@ -49,7 +50,9 @@ template <>
 struct alignas(4) Entry<2> {
     u32 both;
 
+    // both = the row in the upper 16 bits, the element's bits in the lower ones.
     static __device__ Entry of(u32 row, u32 bits) { return {row << 16 | bits}; }
+    // The row of dX.
     __device__ u32 target() const { return both >> 16; }
     __device__ u32 bits() const { return both & 0xFFFFu; }
 };

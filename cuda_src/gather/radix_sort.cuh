@@ -23,6 +23,7 @@ struct alignas(2 * sizeof(Key)) Entry {
 };
 
 __device__ __forceinline__ u32 radix(const Pass& pass) { return 1u << pass.bits; }
+// The digit of a key that a pass sorts by.
 template <class Key>
 __device__ __forceinline__ u32 digit_of(Key key, const Pass& pass) {
     return static_cast<u32>(key >> pass.shift) & (radix(pass) - 1);

@@ -29,6 +29,7 @@ struct SortedSlices {
 
     // at(i): address of slice i in sorted order, = slice_of(place(i)).
     __device__ Key place(Key i) const { return N > 1 || dy ? entries[i].position : i; }
+    // The slice of dY of entry `place`, or, for single elements, the bits that the entry has.
     __device__ const T* slice_of(Key place) const {
         return N > 1 || dy ? dy + place * width
                            : reinterpret_cast<const T*>(&entries[place].position);

@@ -40,10 +40,12 @@ __device__ __forceinline__ bool is_positive(bool x) { return x; }
 __device__ __forceinline__ bool is_positive(__half x) { return bits_of(x) - 1u < 0x7C00u; }
 __device__ __forceinline__ bool is_positive(__nv_bfloat16 x) { return bits_of(x) - 1u < 0x7F80u; }
 __device__ __forceinline__ bool is_positive(float x) { return bits_of(x) - 1u < 0x7F800000u; }
+// x > 0, by its bits: one comparison, false for NaN.
 __device__ __forceinline__ bool is_positive(double x) {
     return bits_of(x) - 1u < 0x7FF0000000000000ull;
 }
 
+// x rounded to float16; a NaN keeps its sign.
 template <class E>
 __device__ __forceinline__ __half to_half(E x) {
     return nan::converted<__half>(x);

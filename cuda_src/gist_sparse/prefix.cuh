@@ -23,6 +23,7 @@ __device__ __forceinline__ void say(Zeroed<u32>* words, u32 tile, u32 has, bool 
     *static_cast<volatile u32*>(&words[tile].value) = has + 1 + (marked ? MARK : 0);
 }
 
+// The word that another block writes while this one runs: read from memory each time.
 __device__ __forceinline__ u32 look(const Zeroed<u32>* words, u32 tile) {
     return *static_cast<const volatile u32*>(&words[tile].value);
 }

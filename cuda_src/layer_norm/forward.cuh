@@ -92,6 +92,7 @@ struct Moments {
         mean = (mean + other) / 2;
         add_lane(step);
     }
+    // Adds the squares of lane ^ step, which has as many elements.
     __device__ __forceinline__ void add_lane(u32 step) {
         squares += __shfl_xor_sync(ALL_LANES, squares, step);
         n *= 2;

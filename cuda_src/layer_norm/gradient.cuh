@@ -94,6 +94,7 @@ struct Element {
         else
             sums[1] = fma(h, distance, sums[1]);
     }
+    // x^ = (x - mean) inv_std, or FROM_Y (y - bias) / scale, 0 where scale is 0.
     __device__ A x_hat(A inv_std) const {
         if constexpr (!FROM_Y) return distance * inv_std;
         return scale == 0 ? A(0) : quotient<V>(distance, scale);

@@ -115,6 +115,7 @@ struct Table {
     }
 
   private:
+    // Numbers k of columns 4 c to 4 c + 3 of slot u.
     __device__ __forceinline__ u8* at(int u, int k, int c) const {
         return own + ((u * N + k) * 2 + c) * APART;
     }

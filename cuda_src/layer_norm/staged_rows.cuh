@@ -83,6 +83,7 @@ struct Walk {
     // replaced by that of the row `stages` later, in the same buffer; with W = 1 the next row is
     // copied to the other of two buffers.
     __device__ i64 later() const { return row + (W > 1 ? rows.stages : 1) * step(); }
+    // Goes on to the thread's next row, and to its stage of the ring in shared memory.
     __device__ void advance() {
         row += step();
         stage = stage + 1 < rows.stages ? stage + 1 : 0;
@@ -124,6 +125,7 @@ struct Staged {
     static __device__ u32 pitch(const Rows& rows) {
         return (static_cast<u32>(rows.length * sizeof(E)) + 15u) / 16u * 16u + 16u;
     }
+    // Bytes of a stage: one row of each group of the block.
     static __device__ u32 stage_nbytes(const Rows& rows) {
         return W > 1 ? rows.depth * blockDim.x * SLOT_NBYTES : rows.groups * pitch(rows);
     }

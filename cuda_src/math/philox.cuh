@@ -22,6 +22,7 @@ struct Words {
 struct Seed {
     u64 value;
     __device__ u32 low(u32 round) const { return static_cast<u32>(value) + round * KEY_STEP_0; }
+    // The upper half of the key of a round, which grows by a constant each round.
     __device__ u32 high(u32 round) const {
         return static_cast<u32>(value >> 32) + round * KEY_STEP_1;
     }

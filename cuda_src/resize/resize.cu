@@ -193,6 +193,7 @@ struct Tile {
         return {ALIGNED ? begin / EACH * EACH : begin, __shfl_sync(ALL_LANES, end, (n - 1) % WARP)};
     }
 
+    // True if the tile is LONG: too many columns of dY, or too many weights of a column of dX.
     __device__ bool is_long(Span all) const {
         const i32 most = max(mine[0].touch.length(), mine[1].touch.length());
         return all.length() > COLUMNS || __any_sync(ALL_LANES, most > HELD);

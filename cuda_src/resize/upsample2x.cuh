@@ -27,6 +27,7 @@ struct Upsample2xGrad {
     struct Row {
         Vec<u32, 4> words;
         T beside;
+        // Column c of the thread's READ columns; READ: the neighbour beside them.
         __device__ A at(int c) const {
             return to_acc(c < READ ? reinterpret_cast<const T*>(words.at)[c] : beside);
         }

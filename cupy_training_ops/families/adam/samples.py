@@ -91,11 +91,11 @@ def _full(
 
 
 def _with_codes(rng: Generator, types: Types, bits: int = 8, **options: Any) -> tuple[Any, ...]:
-    """With moments in codes."""
-    row = list(_full(rng, types, **options))
-    pairs = [encode(m, v, bits) for m, v in zip(*row[4:6], strict=True)]
-    row[4:6] = [pair.first for pair in pairs], [pair.second for pair in pairs]
-    return tuple(row)
+    """The inputs of _full, with both moments of each weight as codes of so many bits."""
+    r, t, weights, gradients, first, second, *rest = _full(rng, types, **options)
+    codes = [encode(m, v, bits) for m, v in zip(first, second, strict=True)]
+    moments = [code.first for code in codes], [code.second for code in codes]
+    return r, t, weights, gradients, *moments, *rest
 
 
 def _with_largest(rng: Generator, types: Types, **options: Any) -> tuple[Any, ...]:

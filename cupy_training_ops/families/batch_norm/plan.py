@@ -190,8 +190,7 @@ class Call:
     sums: bool = True
 
     def plan(self) -> Plan:
-        """Choose how blocks divide channels: whole ones on chip, else parts by columns or by
-        pieces."""
+        """Choose how blocks divide channels: whole on chip, else by columns or pieces."""
         channels = Channels.of_arrays(self.read)
         aligned = all(s.aligned for s in (*self.read, self.applied) if s is not None)
         if not channels.elements:
@@ -276,8 +275,7 @@ class Call:
     # ---- columns ---------------------------------------------------------------------------------
 
     def _in_columns(self, channels: Channels, aligned: bool) -> Plan:
-        """Blocks share tiles of columns in parts of rows, by way of shared memory where there is
-        room."""
+        """Blocks share tiles of columns, in parts of rows."""
         matrix = Matrix(channels, self._tile(channels), self.width)
         aligned = aligned and matrix.is_whole
         row_nbytes = matrix.row_elements * self.t.itemsize

@@ -144,8 +144,7 @@ class Collective(Op):
         vars(self).update(ranks=members(self.name, self.group, self.group_type), _warm=[])
 
     def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
-        """Run the collective; a call over the arrays of the last call goes straight to the
-        queue."""
+        """Run the collective; the arrays of the last call go straight to the queue."""
         group = self.group
         begun = group.begun
         try:

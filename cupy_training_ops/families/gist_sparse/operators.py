@@ -110,8 +110,7 @@ class SparseEncoder(_Sparse, gist.Encoder):
         return dtype == UINT8 and len(shape) == 1 and parts.least <= shape[0] <= parts.most
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        """Two launches: encode the nonzero values; finish, by the raw elements if these are
-        shorter."""
+        """Two launches: encode; then finish, with the raw elements if these are shorter."""
         parts = self.layout(x)
         scratch = ScratchMemory()
         tickets, groups = scratch.zeros(1, np.uint32), scratch.zeros(parts.tiles, np.uint32)
