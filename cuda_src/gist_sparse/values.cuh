@@ -68,6 +68,7 @@ struct Msfp15 {
         const uint2 low = encode_box(values), high = encode_box(values + 8);
         return make_uint4(low.x, low.y, high.x, high.y);
     }
+    // The values of two MSFP15 boxes; boxes with NaN or infinities are decoded again, exactly.
     static __device__ void decode(const uint4& code, E* values) {
         const uint2 low = make_uint2(code.x, code.y), high = make_uint2(code.z, code.w);
         Group<E, GROUP> group;

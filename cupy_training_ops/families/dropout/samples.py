@@ -139,6 +139,7 @@ def _elementwise(name: str, number: int) -> Iterator[Sample]:
 
 
 def _over_rows(name: str, number: int) -> Iterator[Sample]:
+    """Yield samples of an operator over rows: ordinary ones of each type, other shapes of one."""
     for dtype in FLOATS:
         call = Rows("ordinary", (16, 64), (16, 64))
         make = partial(of_rows, name=name, call=call, dtype=dtype)

@@ -61,6 +61,7 @@ def _codes(rng: Generator, n: int, dtype: Any) -> Any:
 
 
 def _encoder(name: str) -> Iterator[Sample]:
+    """Yield an encoder's samples: each shape, special values, and the attributes of MSFP15."""
     for dtype in OPS[name].types["T"]:
         t = dtype_name(dtype)
         yield from of_shapes(name, dtype, partial(one_input, _numbers))

@@ -52,6 +52,7 @@ def _off_centre(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _samples() -> Iterator[Sample]:
+    """Yield samples of each shape and grouping in each type, and special values."""
     for dtype in FLOATS:
         t = dtype_name(dtype)
         for label, shape, grouping, offset in SHAPES:

@@ -161,7 +161,7 @@ def _rows_on_chip(
 
 
 def _division(length: int, width: int, most: int, by_warps: bool) -> tuple[int, int]:
-    """Threads of a row, and slots of one."""
+    """Return the threads of a row, and how many slots each has."""
     if length % width == 0:
         return _threads(length, width, most, 1)
     least = 2 * width - 2  # each has one edge at most
@@ -169,13 +169,17 @@ def _division(length: int, width: int, most: int, by_warps: bool) -> tuple[int, 
 
 
 def _most_columns(dtypes: Sequence[Dtype], width: int) -> int:
-    """Columns of a thread at most."""
+    """Return how many columns a thread has at most."""
     columns = VECTOR_COLUMNS if width > 1 else SINGLE_COLUMNS
     return columns[max(computed_in(dtype).itemsize for dtype in dtypes)]
 
 
 def _threads(length: int, width: int, most: int, least: int) -> tuple[int, int]:
-    """Threads of a row, in whole warps where it goes by elements, and the slots of one."""
+    """Return the threads of a row, and how many slots of `width` elements each has.
+
+    A thread has at most `most` elements; there are at least `least` threads, and whole warps of
+    them, or, of slots, also a power of 2 below a warp.
+    """
     threads = max(least, ceil_div(length, most))
     if width > 1 and threads <= WARP:
         threads = 1 << (threads - 1).bit_length()
