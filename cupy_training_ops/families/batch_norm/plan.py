@@ -216,7 +216,7 @@ class Call:
     def _go_by_columns(self, channels: Channels, aligned: bool) -> bool:
         """Return True if a block takes tiles of columns of the matrix (outer, n * length).
 
-        Else it takes pieces, the `length` neighbours of one channel in a row. Columns are taken
+        Otherwise it works on pieces, the `length` neighbours of one channel in a row. Columns serve
         where pieces are short, or where rows are whole numbers of vectors and pieces are not.
         """
         if channels.n > 1 and channels.length * self.t.itemsize < PIECE_NBYTES:

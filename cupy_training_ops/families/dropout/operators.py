@@ -314,7 +314,7 @@ class SoftmaxDropoutGrad(WithRatio):
     """Gradient of BiasSoftmaxDropout by data: dx = softmax_y (g - sum of g softmax_y over the row).
 
     g = dy / (1 - ratio) where mask, else 0; at ratio 0 it is dy. All of it is in float32 (float64
-    for float64), rounded once. softmax_y is taken as it is. The gradient by the bias is the sum of
+    for float64), rounded once. softmax_y is used as it is. The gradient by the bias is the sum of
     dx over the rows that share one of its rows.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_dropout_grad.cc.
