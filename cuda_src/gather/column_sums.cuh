@@ -8,9 +8,7 @@ namespace cto::column_sums {
 
 using namespace columns;
 
-constexpr int SUM_BATCH = 8;                  // loads of a thread in flight together
-constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // puts one row's sums of neighbouring columns in
-                                              // different banks of shared memory
+constexpr int SUM_BATCH = 8;  // loads of a thread in flight together
 
 // The sums of one bucket: at[row] is that of row `row` of the bucket.
 template <class A>
