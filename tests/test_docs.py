@@ -61,7 +61,7 @@ def test_the_index_names_every_page() -> None:
 
 
 def test_each_figure_and_file_of_figures_is_linked_by_a_page() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     linked = {
         (page.parent / target).resolve()
         for page in pages
