@@ -130,8 +130,8 @@ class Packed(Summary, Generic[ArrayT]):
     def load(cls, file: StrPath | BinaryFile, provider: Provider = "cpu") -> Packed[Any]:
         """Read what `save` wrote, codes onto the host ("cpu") or the current GPU ("cuda").
 
-        A packed file of several arrays, `.safetensors` or `.npz`, is for `cupy-training-ops decode`.
-        Nothing in the file is executed. Raises ArgumentError if it is damaged, no Packed, or of
+        Packed files of several arrays, `.safetensors` or `.npz`, are for `cupy-training-ops
+        decode`. Nothing in the file is executed. Raises ArgumentError if it is damaged, no Packed, or of
         another format version; OSError if it cannot be read; ProviderError for "cuda" without a
         GPU.
         """
