@@ -144,7 +144,9 @@ def from_safetensors(opened: safetensors_file.Opened, file: object) -> PackedFil
         if coded:
             raise KeyError(next(iter(coded)))
         if "order" in header:  # older files lack it
-            items = {name: items.pop(name) for name in header["order"]} | items
+            if sorted(header["order"]) != sorted(items):
+                raise ValueError("the order names other arrays")
+            items = {name: items[name] for name in header["order"]}
     return PackedFile(items, texts)
 
 

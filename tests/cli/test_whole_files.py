@@ -240,6 +240,10 @@ def damaged(change) -> None:
         lambda about, _: about["arrays"][0].update(shape=[3]),
         lambda about, _: about["arrays"][0].update(name="gone"),
         lambda about, _: about["arrays"][0].update(options={"no": 1}),
+        *(
+            lambda about, _, order=order: about.update(order=order)
+            for order in (3, None, {}, ["w", "w"], ["gone"], [["w"]], [None])
+        ),
         lambda _, header: header["w"].update(shape=[1]),
         lambda _, header: header["w"].update(data_offsets=[0, 10**9]),
         lambda _, header: header["w"].update(data_offsets=[-1, 10]),
