@@ -284,9 +284,12 @@ def _packed(member: Member, coding: Coding) -> Packed:
     try:
         with progress_bar(array.size, "encoding") as advance:
             packed = encode_in_parts(array, coding.codec, coding.options, advance)
-    except DtypeError as error:
+    except DtypeError:
+        codec = get_codec(coding.codec)
+        reason = why_left_out(member, [codec], coding.raw)
+        types = ", ".join(map(dtype_name, codec.dtypes))
         where = f"{member.file}: {cut(member.name)}"
-        raise Failure(f"{where}: --codec {coding.codec} does not take it: {error}") from None
+        raise Failure(f"{where}: {reason}; expected {types}") from None
     if coding.options:
         _say_zeros(member, array)
     return packed
