@@ -125,6 +125,14 @@ CALLS = (
         (FLOAT32,),
     ),
     Call(
+        "staged-tf32x3",
+        (2, 18, 7, 6),
+        36,
+        (2, 3),
+        {"pads": (1, 0, 1, 1), "tf32x3": True},
+        (FLOAT32,),
+    ),
+    Call(
         "channels-last",
         (2, 20, 6, 7),
         40,
