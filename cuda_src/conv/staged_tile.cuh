@@ -66,14 +66,13 @@ __device__ __forceinline__ int place_in_line(int vector, int line) {
 }
 
 // high + low = words, as floats: high has TF32's 11 bits, low the 12 at most that remain, of which
-// tensor cores cut off the last.
+// tensor cores cut off the last. Of what is not finite low is NaN.
 template <int N>
 __device__ __forceinline__ void split(const u32 (&words)[N], u32 (&high)[N], u32 (&low)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const float word = __uint_as_float(words[i]), rounded = tensor_core::to_tf32(word);
-        high[i] = __float_as_uint(rounded);
-        low[i] = __float_as_uint(word - rounded);
+        high[i] = (words[i] + 0x1000u) & 0xFFFFE000u;
+        low[i] = __float_as_uint(__uint_as_float(words[i]) - __uint_as_float(high[i]));
     }
 }
 
