@@ -67,8 +67,8 @@ ALLOW_TF32 = attribute(
 TF32X3 = attribute(
     boolean,
     False,
-    doc="float32 may be multiplied by three products of TF32, on tensor cores from 8.0 on: an error "
-    "of 2^-21 at most for factors from 2^-103 to 3.4e38; not beside allow_tf32",
+    doc="float32 may be multiplied by three products of TF32, on tensor cores from 8.0 on: an "
+    "error of 2^-21 at most for factors from 2^-103 to 3.4e38; not beside allow_tf32",
 )
 LAYOUT = "C-contiguous, or with the channels last in memory"
 X = Input("X", "T", shape="shape (N, C, ...)", doc=f"one to three dimensions behind C; {LAYOUT}")
