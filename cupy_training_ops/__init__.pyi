@@ -1982,7 +1982,7 @@ def conv(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: NDArray[Any] | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> NDArray[Any]:
     """Convolution: Y[n, m, o] = B[m] + sum over c, k of X[n, c, o s - p + k d] W[m, c, k]. Returns Y."""
@@ -1994,7 +1994,7 @@ def conv(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: Tensor[_T] | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: Tensor[_T] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> _T: ...
 @overload
@@ -2005,7 +2005,7 @@ def conv(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: CupyArray | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: CupyArray | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> CupyArray: ...
 @overload
@@ -2016,7 +2016,7 @@ def conv(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: _Other | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: _Other | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> Any: ...
 @overload
@@ -2027,7 +2027,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -2040,7 +2040,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
@@ -2052,7 +2052,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[_T, _T, _T]: ...
@@ -2064,7 +2064,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
 ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
@@ -2076,7 +2076,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
@@ -2088,7 +2088,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
 ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
@@ -2100,7 +2100,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, Any, Any]: ...
@@ -2114,7 +2114,7 @@ def conv_transpose(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: NDArray[Any] | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> NDArray[Any]:
     """Transposed convolution: Y[n, m, i s - p + k d] = B[m] + sum of X[n, c, i] W[c, m, k]. Returns Y."""
@@ -2128,7 +2128,7 @@ def conv_transpose(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: Tensor[_T] | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: Tensor[_T] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> _T: ...
 @overload
@@ -2141,7 +2141,7 @@ def conv_transpose(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: CupyArray | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: CupyArray | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> CupyArray: ...
 @overload
@@ -2154,7 +2154,7 @@ def conv_transpose(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: _Other | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: _Other | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> Any: ...
 @overload
@@ -2167,7 +2167,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -2182,7 +2182,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
@@ -2196,7 +2196,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[_T, _T, _T]: ...
@@ -2210,7 +2210,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
 ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
@@ -2224,7 +2224,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
@@ -2238,7 +2238,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
 ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
@@ -2252,7 +2252,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, Any, Any]: ...
@@ -7431,13 +7431,14 @@ class Conv(Op):
     pads: Final[tuple[int, ...] | None]
     strides: Final[tuple[int, ...] | None]
     allow_tf32: Final[bool]
+    tf32x3: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
         dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
         kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-        allow_tf32: _Boolean = False,
+        allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     ) -> None: ...
     @overload
     def __call__(
@@ -7480,13 +7481,14 @@ class ConvGrad(Op):
     pads: Final[tuple[int, ...] | None]
     strides: Final[tuple[int, ...] | None]
     allow_tf32: Final[bool]
+    tf32x3: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
         dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
         kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-        allow_tf32: _Boolean = False,
+        allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     ) -> None: ...
     @overload
     def __call__(
@@ -7553,6 +7555,7 @@ class ConvTranspose(Op):
     pads: Final[tuple[int, ...] | None]
     strides: Final[tuple[int, ...] | None]
     allow_tf32: Final[bool]
+    tf32x3: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
         dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
@@ -7561,7 +7564,7 @@ class ConvTranspose(Op):
         output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-        allow_tf32: _Boolean = False,
+        allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     ) -> None: ...
     @overload
     def __call__(
@@ -7606,6 +7609,7 @@ class ConvTransposeGrad(Op):
     pads: Final[tuple[int, ...] | None]
     strides: Final[tuple[int, ...] | None]
     allow_tf32: Final[bool]
+    tf32x3: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
         dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
@@ -7614,7 +7618,7 @@ class ConvTransposeGrad(Op):
         output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-        allow_tf32: _Boolean = False,
+        allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     ) -> None: ...
     @overload
     def __call__(
