@@ -7,6 +7,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ..errors import refuse, shown
 from ..log import LOG
-from . import functional, nn
+from . import functional, image_models, nn
 
 # Without ReLU: most models save its result anyway, for the next layer.
 _REPLACEMENTS = {
@@ -79,7 +80,10 @@ class Conversion:
 
 
 def convert(
-    model: torch.nn.Module, *, skip: list[str] | tuple[str, ...] | Set[str] = ()
+    model: torch.nn.Module,
+    *,
+    skip: list[str] | tuple[str, ...] | Set[str] = (),
+    also: list[str] | tuple[str, ...] | Set[str] = (),
 ) -> Conversion:
     """Replace a model's norms, losses, dropouts, embeddings and gelus by this package's, in place.
 
@@ -88,6 +92,11 @@ def convert(
     norms of transformers. Call it before the model is compiled or wrapped. skip: names of classes
     that are not replaced, as "Dropout". The result says what was left and why; its `undo` puts all
     back.
+
+    also: names of classes that are replaced only if they are named, as whether a model gains by it
+    is not measured yet. "BasicBlock", "Bottleneck" and "ResNet" are torchvision's: batch norm,
+    residual and relu become one pass, forward and backward. "Sequential": a batch norm and the relu
+    after it.
     """
     conversion, names = Conversion(), frozenset[str]().union(*[rule.names for rule in _RULES])
     is_module = isinstance(model, torch.nn.Module)
@@ -100,11 +109,15 @@ def convert(
     for name in skip:
         if name not in names and not name.endswith(_RMS_NORM):
             refuse("convert", "skip", expected, shown(name))
+    if isinstance(also, str) or not set(also).issubset(image_models.NAMES):
+        names_of_also = f"names of {', '.join(image_models.NAMES)}"
+        refuse("convert", "also", names_of_also, shown(also))
+    rules = *_RULES, *(Rule(partial(image_models.replacement, name), {name}) for name in also)
     for name, module in model.named_modules():
         if type(module).__name__ in skip:
             conversion.left_classes[type(module).__name__] = "named in skip"
             continue
-        replacement = next((found for rule in _RULES if (found := rule.find(module))), None)
+        replacement = next((found for rule in rules if (found := rule.find(module))), None)
         if isinstance(replacement, str):
             LOG.info("fallback: convert: %s stays PyTorch's: %s", name or "the model", replacement)
             conversion.left[name] = replacement
