@@ -35,7 +35,7 @@ constexpr int SLOPES = 2;
 // Numbers from which the results of a channel are computed
 constexpr int COEFFICIENTS = 4;
 // Slots of a residual that a thread loads together, beside those of a channel
-constexpr int RESIDUAL_SLOTS = 4;
+constexpr int RESIDUAL_SLOTS = 2;
 // 1: relu follows, of the sum with a residual if there is one
 constexpr int RELU = CTO_RELU;
 

@@ -18,7 +18,7 @@ STAGED_ROWS = 4  # rows that such a thread loads together, counted over all inpu
 MOST_GROUPS = 4  # groups of asynchronous copies: the first are used while the last are under way
 MOMENTS, SLOPES = 3, 2  # numbers of a partial sum, in the normalization and in the gradient
 COEFFICIENTS = 4  # numbers from which the results of a channel are computed
-RESIDUAL_SLOTS = 4  # slots of a residual that a thread loads together, beside those of a channel
+RESIDUAL_SLOTS = 2  # slots of a residual that a thread loads together, beside those of a channel
 RELU = Slot(0)  # 1: relu follows, of the sum with a residual if there is one
 
 # Flags: scale, bias and their gradients, or statistics, have the 2-byte type of X.
