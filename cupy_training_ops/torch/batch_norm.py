@@ -66,11 +66,13 @@ def _theirs(
 
 def _unserved(training: bool, input: Tensor, *others: Any) -> Unserved | None:
     """Return an argument that only PyTorch computes, or refuses."""
+    running_mean, running_var, momentum, _ = others[3:]
     if not training:
         return Unserved("training", "True", training)
+    if not isinstance(momentum, int | float):
+        return Unserved("momentum", "a number", momentum)
     if input.dim() < 2 or input.numel() <= input.shape[1]:
         return Unserved("input", "several values for each channel", f"shape {tuple(input.shape)}")
-    running_mean, running_var = others[3:5]
     if (running_mean is None) != (running_var is None):
         return Unserved("running_mean", "both running statistics, or none", "one")
     return None
