@@ -58,12 +58,14 @@ template <class Op, class Rows, int W, class Store>
 __device__ __forceinline__ void store_results(const Op& op, const Rows& rows, int u,
                                               typename Op::T* to, i64 element,
                                               typename Op::A (&values)[W], const Store& store) {
-    if (!Op::MASKS || op.result) store(to, values);
     if constexpr (Op::MASKS) {
+        if (op.result) store(to, values);
         if (!op.residual_grad) return;
 #pragma unroll
         for (int i = 0; i < W; ++i) values[i] = masked_slope(rows, u, i);
         store(op.residual_grad + element, values);
+    } else {
+        store(to, values);
     }
 }
 

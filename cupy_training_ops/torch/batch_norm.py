@@ -88,7 +88,7 @@ def _unserved_kinds(
     momentum: float,
     eps: float,
 ) -> Unserved | None:
-    """Return an argument that the kernels refuse, for compiled regions: no error is caught there."""
+    """Return an argument that kernels refuse, for compiled regions, where no error is caught."""
     if input.dtype not in _FLOATS or input.layout is not torch.strided:
         return Unserved("input", "dense floating-point numbers of 16 to 64 bits", "others")
     if residual is not None and (residual.shape != input.shape or residual.dtype != input.dtype):

@@ -9,6 +9,7 @@ batch norm or relu of it was replaced or got hooks since.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -136,7 +137,7 @@ def _resnet_forward(cls: Any) -> Callable[..., Any]:
 def _neighbours(module: _Module) -> Iterator[tuple[str, str]]:
     """Yield the names of batch norms of a sequence and of the relus right after them."""
     names = list(module._modules)
-    for norm, relu in zip(names, names[1:], strict=False):
+    for norm, relu in itertools.pairwise(names):
         is_norm = isinstance(module._modules[norm], torch.nn.modules.batchnorm._BatchNorm)
         if is_norm and isinstance(module._modules[relu], torch.nn.ReLU):
             yield norm, relu
@@ -155,7 +156,9 @@ def _of_sequence(module: torch.nn.Sequential) -> Any:
 
 def _sequential_forward(cls: Any) -> Callable[..., Any]:
     def forward(self: Any, input: Any) -> Any:
-        pairs = {norm: relu for norm, relu in _neighbours(self) if _applies(self, input, norm, relu)}
+        pairs = {
+            norm: relu for norm, relu in _neighbours(self) if _applies(self, input, norm, relu)
+        }
         skipped = None
         for name, module in self._modules.items():
             if name == skipped:

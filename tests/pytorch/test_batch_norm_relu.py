@@ -1,25 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Batch norm, residual and relu as one, beside PyTorch's functions; residual networks that use it."""
+"""Batch norm, residual and relu as one, beside PyTorch's functions."""
 
 from __future__ import annotations
-
-import copy
-import pickle
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 
-from torch import nn  # noqa: E402
 from torch.nn import functional as theirs  # noqa: E402
 
 import cupy_training_ops.torch as cto  # noqa: E402
 from cupy_training_ops import ArgumentError  # noqa: E402
-from cupy_training_ops.torch import image_models  # noqa: E402
-from cupy_training_ops.torch.batch_norm import batch_norm_relu  # noqa: E402
+from cupy_training_ops.torch.functional import batch_norm_relu  # noqa: E402
 
 SHAPES = ((6, 3), (4, 3, 5), (3, 4, 5, 6), (2, 3, 2, 3, 4))
-ALSO = image_models.NAMES
 compiled = pytest.mark.filterwarnings("ignore")  # torch.compile warns of itself
 
 
@@ -32,12 +26,6 @@ def ours(x, mean, var, weight=None, bias=None, momentum=0.1, eps=1e-5, residual=
     return batch_norm_relu(x, mean, var, weight, bias, True, momentum, eps, residual=residual)
 
 
-def last(x):
-    """The same with the channels last in memory, where PyTorch has such a layout."""
-    kinds = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.detach().contiguous(memory_format=kinds.get(x.dim(), torch.contiguous_format))
-
-
 def results(function, x, others, dy, is_last=False, momentum=0.1):
     """The result, the running statistics after it, and gradients of all."""
     leaves = {name: value.detach().clone().requires_grad_() for name, value in others.items()}
@@ -45,14 +33,16 @@ def results(function, x, others, dy, is_last=False, momentum=0.1):
     images = {"x": x, **{n: leaves.pop(n) for n in ("residual",) if n in leaves}}
     channels = x.shape[1]
     running = x.new_full((channels,), 0.5), x.new_full((channels,), 2)
-    laid = {n: v if not is_last else v.contiguous(memory_format=_format(v)) for n, v in images.items()}
+    laid = {name: last(image) if is_last else image for name, image in images.items()}
     y = function(laid.pop("x"), *running, momentum=momentum, **leaves, **laid)
     gradients = torch.autograd.grad(y, (*images.values(), *leaves.values()), dy)
     return y, *running, *gradients
 
 
-def _format(x):
-    return {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
+def last(x):
+    """The same with the channels last in memory, where PyTorch has such a layout."""
+    kinds = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=kinds.get(x.dim(), torch.contiguous_format))
 
 
 @pytest.fixture
@@ -84,7 +74,8 @@ def test_results_statistics_and_gradients_are_pytorchs(leaf, others, shape, is_l
 
 @pytest.mark.parametrize("names", NAMES, ids="-".join)
 @pytest.mark.parametrize("is_last", [False, True], ids=["first", "last"])
-def test_the_same_on_emulated_kernels(emulated, leaf, others, is_last, names) -> None:
+@pytest.mark.usefixtures("emulated")
+def test_the_same_on_emulated_kernels(leaf, others, is_last, names) -> None:
     shape = (3, 8, 5, 6)
     x, dy, given = leaf(*shape), leaf(*shape, gradients=False), others(shape, *names)
     x, dy = x.detach().float(), dy.float()
@@ -101,7 +92,9 @@ def test_two_byte_types_beside_float64(leaf, others, kind, of_weight) -> None:
     shape = (4, 8, 6, 6)
     x, dy = leaf(*shape, dtype=kind), leaf(*shape, dtype=kind, gradients=False)
     given = others(shape, "weight", "bias", "residual")
-    given = {n: v.detach().to(kind if n == "residual" else of_weight or kind) for n, v in given.items()}
+    given = {
+        n: v.detach().to(kind if n == "residual" else of_weight or kind) for n, v in given.items()
+    }
 
     def of_floats(x, mean, var, **named):
         return ours(x, mean.float(), var.float(), **named)
@@ -179,7 +172,7 @@ def test_what_pytorch_refuses_is_refused(leaf, change) -> None:
     x = leaf(1, 3) if "x" in change else leaf(4, 3)
     named = {name: value for name, value in change.items() if name != "x"}
     statistics = [torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)]
-    with pytest.raises(ArgumentError, match="batch_norm_relu|BatchNormRelu"):
+    with pytest.raises(ArgumentError, match=r"batch_norm_relu|BatchNormRelu"):
         batch_norm_relu(x, *statistics, training=True, **named)
     assert (statistics[0] == 0).all()
 
@@ -206,6 +199,6 @@ def test_opcheck(leaf) -> None:
     x, y, vector = leaf(3, 4, 5, 6), leaf(3, 4, 5, 6), leaf(4)
     statistics = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
     operator = torch.ops.cto.batch_norm_relu.default
-    for image in (x, last(x).requires_grad_()):
+    for image in (x, last(x.detach()).requires_grad_()):
         torch.library.opcheck(operator, (image, vector, vector.detach(), y, *statistics, 0.1, 1e-5))
     torch.library.opcheck(operator, (x, None, None, None, None, None, 0.1, 1e-5))

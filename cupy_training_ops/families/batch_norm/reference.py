@@ -145,9 +145,7 @@ def batch_norm_relu_grad(
     saved_inv_std: HostArray,
 ) -> tuple[HostArray, ...]:
     slope = np.where(y <= 0, dy.dtype.type(0), dy)
-    gradients = batch_normalization_grad(
-        slope, x, scale, saved_mean, saved_inv_std, epsilon=0.0
-    )
+    gradients = batch_normalization_grad(slope, x, scale, saved_mean, saved_inv_std, epsilon=0.0)
     return *gradients, slope
 
 

@@ -24,7 +24,7 @@ FORWARD = get_op("BatchNormRelu")(epsilon=EPSILON)
 GRADIENT = get_op("BatchNormReluGrad")()
 H200 = Device(132, (9, 0), 227 * 1024)
 SHAPES = ((7,), (5, 2), (4, 3), (2, 33, 5), (3, 2, 31), (2, 3, 2, 2, 1, 3))
-# A shape for each way that kernels go: registers, shared memory, parts of vectors, elements, columns.
+# For each way of the kernels: registers, shared memory, parts by vectors and elements, columns.
 WAYS = ((3, 5, 20), (3, 528, 7, 7), (3, 268, 7, 7), (2, 2, 9216), (2, 3, 2051), (600, 34))
 
 names = pytest.mark.parametrize("name", NAMES_WITH_RELU)
