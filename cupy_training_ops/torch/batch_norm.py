@@ -112,8 +112,8 @@ def _unserved_kinds(
 def _call(ours: Any, *arguments: Any) -> Tensor:
     if not torch.compiler.is_compiling():
         if differentiates():
-            reason: Unserved | None = Unserved("derivative", "reverse mode", "another")
-            return call_pytorch(_FUNCTION, reason, _theirs, *arguments)
+            other = Unserved("derivative", "reverse mode outside of torch.func", "another")
+            return call_pytorch(_FUNCTION, other, _theirs, *arguments)
         if not needs_dispatcher(arguments):
             return or_pytorch(_FUNCTION, ours, _theirs, *arguments)
     reason = _unserved_kinds(*arguments)

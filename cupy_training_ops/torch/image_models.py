@@ -45,7 +45,7 @@ def replacement(name: str, module: torch.nn.Module) -> Any:
 def subclass_of(cls: Any) -> Any:
     """Return the subclass of a class with its forward pass of this module."""
     if issubclass(cls, torch.nn.Sequential):
-        return nn.replacing(cls, _sequential_forward(cls), subclass_of)
+        return nn.replacing(cls, _forward_of_sequence, subclass_of)
     if cls.__name__ == "ResNet":
         return nn.replacing(cls, _resnet_forward(cls), subclass_of)
     return nn.replacing(cls, _block_forward(cls), subclass_of)
@@ -91,9 +91,9 @@ def _norm_relu(norm: _Module, input: Tensor, residual: Tensor | None = None) -> 
         norm.num_batches_tracked.add_(1)
         if norm.momentum is None:
             factor = 1.0 / float(norm.num_batches_tracked)
-    running = (norm.running_mean, norm.running_var) if norm.track_running_stats else (None, None)
+    mean, var = (norm.running_mean, norm.running_var) if norm.track_running_stats else (None, None)
     return batch_norm_relu(
-        input, *running, norm.weight, norm.bias, True, factor, norm.eps, residual=residual
+        input, mean, var, norm.weight, norm.bias, True, factor, norm.eps, residual=residual
     )
 
 
@@ -151,23 +151,19 @@ def _of_sequence(module: torch.nn.Sequential) -> Any:
     if type(module).forward is not torch.nn.Sequential.forward:
         return "a subclass of Sequential with a forward pass of its own"
     reasons = [_reason(module, *pair) for pair in pairs]
-    return reasons[0] if all(reasons) else subclass_of(type(module))
+    cls: Any = type(module)
+    return reasons[0] if all(reasons) else subclass_of(cls)
 
 
-def _sequential_forward(cls: Any) -> Callable[..., Any]:
-    def forward(self: Any, input: Any) -> Any:
-        pairs = {
-            norm: relu for norm, relu in _neighbours(self) if _applies(self, input, norm, relu)
-        }
-        skipped = None
-        for name, module in self._modules.items():
-            if name == skipped:
-                continue
-            if name in pairs and isinstance(input, Tensor):
-                input, skipped = _norm_relu(module, input), pairs[name]
-            else:
-                input = module(input)
-        return input
-
-    del cls
-    return forward
+def _forward_of_sequence(self: Any, input: Any) -> Any:
+    """Call the modules of a sequence, a batch norm and the relu after it as one."""
+    pairs = {norm: relu for norm, relu in _neighbours(self) if _applies(self, input, norm, relu)}
+    skipped = None
+    for name, module in self._modules.items():
+        if name == skipped:
+            continue
+        if name in pairs and isinstance(input, Tensor):
+            input, skipped = _norm_relu(module, input), pairs[name]
+        else:
+            input = module(input)
+    return input

@@ -232,11 +232,21 @@ def _batch_norm_relu_in_place(
     return _images_of(results[0], x), *results[1:]
 
 
-def _batch_norm_relu(run: Run, x: Tensor, *others: Any) -> Any:
+def _batch_norm_relu(
+    run: Run,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Any:
     """Return new running statistics too, for the dispatcher: its operators write nothing."""
-    *tensors, running_mean, running_var, momentum, eps = others
     new = [s if s is None else s.clone() for s in (running_mean, running_var)]
-    y, mean, inv_std = _batch_norm_relu_in_place(run, x, *tensors, *new, momentum, eps)
+    tensors = x, weight, bias, residual, *new
+    y, mean, inv_std = _batch_norm_relu_in_place(run, *tensors, momentum, eps)
     return y, mean, inv_std, *[mean.new_empty(0) if s is None else s for s in new]
 
 
