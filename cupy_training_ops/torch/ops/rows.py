@@ -244,10 +244,11 @@ def _batch_norm_relu(
     eps: float,
 ) -> Any:
     """Return new running statistics too, for the dispatcher: its operators write nothing."""
-    new = [s if s is None else s.clone() for s in (running_mean, running_var)]
-    tensors = x, weight, bias, residual, *new
-    y, mean, inv_std = _batch_norm_relu_in_place(run, *tensors, momentum, eps)
-    return y, mean, inv_std, *[mean.new_empty(0) if s is None else s for s in new]
+    new_mean, new_var = (s if s is None else s.clone() for s in (running_mean, running_var))
+    y, mean, inv_std = _batch_norm_relu_in_place(
+        run, x, weight, bias, residual, new_mean, new_var, momentum, eps
+    )
+    return y, mean, inv_std, *[mean.new_empty(0) if s is None else s for s in (new_mean, new_var)]
 
 
 def _batch_norm_relu_gradients(
