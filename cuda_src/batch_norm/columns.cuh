@@ -232,6 +232,7 @@ struct InColumns {
                 OpCoefficients<Op>::template load<Memory::shared>(shared + COEFFICIENTS * channel));
         });
     }
+    // Writes the results of rows in registers, `pitch` elements apart, from `element` on.
     template <class SomeRows>
     __device__ void write_rows(const OpCoefficients<Op> (&coefs)[COLUMNS], const SomeRows& rows,
                                i64 element, i64 pitch, bool aligned) const {

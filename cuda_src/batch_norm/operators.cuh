@@ -57,6 +57,7 @@ struct Normalization {
     const T* residual;  // added before relu, or null
 
     __device__ bool writes() const { return result; }
+    // The channel's first element, 0 if there is none or it is not finite.
     __device__ A reference(i64 channel, i64 length, i64 n) const {
         const A first = n > 0 ? to_acc(arrays[0][channel * length]) : A(0);
         return isfinite(first) ? first : A(0);
@@ -64,10 +65,12 @@ struct Normalization {
     __device__ ChannelInputs<A> channel_inputs(i64 channel) const {
         return {scale[channel], bias[channel]};
     }
+    // Coefficients of y = (x - reference - offset) scale inv_std + bias, mean = reference + offset.
     __device__ Coefficients<A> from_variance(const ChannelInputs<A>& inputs, A reference, A offset,
                                              A variance) const {
         return {reference, offset, inputs.first * inv_std(rule, variance), inputs.second};
     }
+    // Coefficients of the channel's own mean and variance.
     __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Moments<A>& sums,
                                             A reference) const {
         return from_variance(inputs, reference, sums.mean(),
@@ -98,6 +101,7 @@ struct Normalization {
         const A momentum = static_cast<A>(rule.momentum), rest = static_cast<A>(rule.rest);
         return n > 0 ? momentum * before + rest * now : before;
     }
+    // y of one element x.
     static __device__ A map(const Coefficients<A>& coefs, A x) {
         return (x - coefs.reference - coefs.offset) * coefs.factor + coefs.term;
     }
@@ -124,6 +128,8 @@ struct Gradient {
     __device__ ChannelInputs<A> channel_inputs(i64 channel) const {
         return {scale[channel], inv_std[channel]};
     }
+    // Coefficients of dX = ((dY - sum / n) - (X - mean) slope) scale inv_std, slope = inv_std^2
+    // product / n.
     __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Slopes<A>& sums,
                                             A reference) const {
         const A inverse = inputs.second, count = static_cast<A>(n);
@@ -137,6 +143,7 @@ struct Gradient {
         scale_grad.store(channel, n > 0 ? sums.product[0] * inv_std[channel] : A(0));
         bias_grad.store(channel, sums.sum[0]);
     }
+    // dX of one element.
     static __device__ A map(const Coefficients<A>& coefs, A x, A dy) {
         return ((dy - coefs.offset) - (x - coefs.reference) * coefs.term) * coefs.factor;
     }

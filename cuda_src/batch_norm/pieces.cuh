@@ -41,6 +41,7 @@ struct Cursor {
 #endif
         return same;
     }
+    // Goes on to the thread's next slot, blockDim.x slots later.
     __device__ void advance(const Pieces& pieces) {
         left -= static_cast<i32>(blockDim.x);
         slot += pieces.slots_on;

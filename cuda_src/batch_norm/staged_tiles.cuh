@@ -197,6 +197,7 @@ struct InShared {
         const i32 n = at.staged_rows(tile) - first;
         return n < tiles.group_rows ? n : tiles.group_rows;
     }
+    // The number that elements of a channel of the tile are summed relative to.
     __device__ A reference(u32 tile, u32 channel) const {
         return op.reference(at.first_channel(tile) + channel, tiles.length, tiles.n_rows);
     }
@@ -220,11 +221,13 @@ struct InShared {
         each_loose<false>(tile, [&](const auto& rows, i64) { sums.add(rows); });
         sums.end(static_cast<A>(at.rows(tile)), references);
     }
+    // Begins the sums with the thread's first row of the tile.
     __device__ void begin_sums(Sums& sums, const A (&references)[W]) const {
         Rows<1> row;
         load<1, true>(row, 0, 1);
         sums.begin(row, A(1), references);
     }
+    // Adds rows u, ..., u + N - 1 of the tile.
     template <int N>
     __device__ void add(Sums& sums, i32 u) const {
         Rows<N> rows;
@@ -346,6 +349,8 @@ struct InShared {
         for (; u < most; u += DEPTH, element += step, later_element += step)
             apply_rows<DEPTH, false>(coefs, first + u, element, n - u, later_element, n_later - u);
     }
+    // Writes the results of N rows, and begins to copy later rows to their places. Not ALL: n and
+    // n_later rows.
     template <int N, bool ALL>
     __device__ void apply_rows(const Coefs (&coefs)[W], i32 u, i64 element, i32 n,
                                i64 later_element, i32 n_later) const {

@@ -188,6 +188,7 @@ struct Moments {
             if (!isfinite(start[i])) start[i] = reference[i];
         }
     }
+    // Adds the elements of `seen` to the sums of x - start and (x - start)^2.
     template <class Seen>
     __device__ void add(const Seen& seen) {
 #pragma unroll
@@ -208,6 +209,8 @@ struct Moments {
             if (count > 0) sum[i] += count * (start[i] - reference[i]);
         }
     }
+    // Merges two disjoint sets of the same channels: n, sum and squares + (distance of the means)^2
+    // n_1 n_2 / (n_1 + n_2).
     __device__ void merge(const Moments& other) {
         const bool both = n > 0 && other.n > 0;
         const A weight = both ? n * fast_divide(other.n, n + other.n) : A(0);
@@ -300,16 +303,19 @@ struct Slopes {
 
     A start[N] = {};
 
+    // Adds the elements of a batch.
     template <class Seen>
     __device__ void include(const Seen& seen, A, const A (&reference)[N]) {
         begin(seen, 0, reference);
         add(seen);
     }
+    // Sums of x are of x - reference.
     template <class Seen>
     __device__ void begin(const Seen&, A, const A (&reference)[N]) {
 #pragma unroll
         for (int i = 0; i < N; ++i) start[i] = reference[i];
     }
+    // Adds the elements of `seen`: dy to `sum`, dy (x - start) to `product`.
     template <class Seen>
     __device__ void add(const Seen& seen) {
 #pragma unroll
@@ -320,10 +326,12 @@ struct Slopes {
             });
     }
     __device__ void end(A, const A (&)[N]) {}
+    // Adds the sums of other elements of the same channels.
     __device__ void merge(const Slopes& other) {
 #pragma unroll
         for (int i = 0; i < N; ++i) sum[i] += other.sum[i], product[i] += other.product[i];
     }
+    // Adds up the sums of all threads of `over`; each has the result.
     template <class Over>
     __device__ void join(const Over& over) {
         A both[2][N];
@@ -333,16 +341,19 @@ struct Slopes {
 #pragma unroll
         for (int i = 0; i < N; ++i) sum[i] = both[0][i], product[i] = both[1][i];
     }
+    // Adds up the sums that each(see) passes to `see`, of all threads of `over`.
     template <class Each, class Over>
     __device__ void join_all(const Each& each, const Over& over) {
         each([&](const Slopes& one) { merge(one); });
         join(over);
     }
+    // The sums of channel or column i.
     __device__ Slopes<A> column(int i) const {
         Slopes<A> one;
         one.sum[0] = sum[i], one.product[0] = product[i];
         return one;
     }
+    // The sums over columns [first, last), of one channel.
     __device__ Slopes<A> columns(int first, int last) const {
         Slopes<A> all;
 #pragma unroll
@@ -356,6 +367,7 @@ struct Slopes {
         return slopes;
     }
     __device__ void store(A* to, u32 stride = 1) const { to[0] = sum[0], to[stride] = product[0]; }
+    // Reads from global memory what `store` has written in another block.
     static __device__ Slopes load(const A* from, u32 stride) {
         Slopes slopes;
         slopes.sum[0] = __ldcg(from), slopes.product[0] = __ldcg(from + stride);

@@ -193,6 +193,7 @@ class Call:
     sums: bool = True
 
     def plan(self) -> Plan:
+        """Choose how blocks divide channels: whole on chip, else by columns or pieces."""
         channels = Channels.of_arrays(self.read)
         of_elements = *self.read, *self.applied, *self.of_relu
         aligned = all(s.aligned for s in of_elements if s is not None)
@@ -224,7 +225,7 @@ class Call:
     def _go_by_columns(self, channels: Channels, aligned: bool) -> bool:
         """Return True if a block takes tiles of columns of the matrix (outer, n * length).
 
-        Else it takes pieces, the `length` neighbours of one channel in a row. Columns are taken
+        Otherwise it works on pieces, the `length` neighbours of one channel in a row. Columns serve
         where pieces are short, or where rows are whole numbers of vectors and pieces are not.
         """
         if channels.n > 1 and channels.length * self.t.itemsize < PIECE_NBYTES:
@@ -245,6 +246,7 @@ class Call:
     # ---- pieces ----------------------------------------------------------------------------------
 
     def _in_pieces(self, channels: Channels, aligned: bool) -> Plan:
+        """Blocks share a channel in parts of neighbouring slots, or have one each in registers."""
         whole = aligned and channels.length % self.width == 0
         if whole and self.sums and self._fits(channels):
             return self._whole_channels(channels)
@@ -282,6 +284,7 @@ class Call:
     # ---- columns ---------------------------------------------------------------------------------
 
     def _in_columns(self, channels: Channels, aligned: bool) -> Plan:
+        """Blocks share tiles of columns, in parts of rows."""
         matrix = Matrix(channels, self._tile(channels), self.width)
         aligned = aligned and matrix.is_whole
         row_nbytes = matrix.row_elements * self.t.itemsize
@@ -350,6 +353,11 @@ class Call:
         work: Work,
         shared_nbytes: int = 0,
     ) -> Plan:
+        """Launches of both passes over the parts of all tiles, with their scratch memory.
+
+        blocks: of a multiprocessor. layout: the struct Pieces or Columns. shared_nbytes: of the
+        ring; then blocks also list the parts that they have summed, in n_parts numbers.
+        """
         scratch = ScratchMemory()
         arrays = self._scratch(scratch, n_channels, work)
         n_parts = min(work.n_tiles, MAX_TILES) * work.n_parts if shared_nbytes else 0

@@ -31,6 +31,10 @@ def batch_norm_internal(
     training_mode: bool,
     unbiased: bool,
 ) -> tuple[HostArray | None, ...]:
+    """Y = scale (X - mean) / sqrt(var + epsilon) + bias, for some channels at a time.
+
+    `rest`: channels whose results are not accurate in float32 and are computed again in float64.
+    """
     before = _wide(input_mean), _wide(input_var)
     y, mean, var, inv_std = _normalize(x, scale, bias, epsilon, None if training_mode else before)
     if not training_mode:
@@ -119,6 +123,10 @@ def batch_normalization_grad(
     *,
     epsilon: float,  # noqa: ARG001
 ) -> tuple[HostArray, ...]:
+    """X_grad, scale_grad and bias_grad, for some channels at a time.
+
+    `rest`: channels whose sums are not finite in float32 and are computed again in float64.
+    """
     slopes, channels, gradient = _channels(dy), _channels(x), np.empty(x.shape, x.dtype)
     of_x = _channels(gradient)
     sums = np.zeros((2, channels.shape[1]))
