@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Batch norm, a residual and relu in one pass, and blocks of ResNets that use it."""
+"""Batch norm in training, a residual's addition and relu in one pass."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def batch_norm_relu(
     *,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """relu(torch.nn.functional.batch_norm(...) + residual) in one pass; rounded once.
+    """Compute relu(torch.nn.functional.batch_norm(...) + residual) in one pass, rounded once.
 
-    residual: of the input's shape and dtype. In training the running statistics are updated in
-    place, and the backward pass reads the result in place of a mask: where it is 0 or less, no
-    gradient passes; where it is NaN, it does, as in PyTorch. Without `training`, PyTorch's
-    functions compute it.
+    input: of any rank from 2, channels second, C-contiguous or with the channels last in memory, as
+    the result; others are copied. residual: of the input's shape and dtype, or None. Running
+    statistics are updated in place. The backward pass reads the result in place of a mask: where it
+    is 0 or less, no gradient passes; where it is NaN, it does, as in PyTorch. Gradients and results
+    are the same in every run. Of other arguments, and without `training`, PyTorch's functions
+    compute it, or raise its error as an ArgumentError too.
     """
     arguments = input, weight, bias, residual, running_mean, running_var, momentum, eps
     reason = _unserved(training, *arguments)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Residual networks of torchvision: batch norms with the residual and relu after them.
 
-Not swapped unless they are asked for: their gain in a model is not measured yet. A block runs its
-own pass wherever it is not one of a training step: in evaluation, in exported programs, or when a
-batch norm or relu of it was replaced or got hooks since.
+`convert` swaps them only if `also` names them, as their gain in a model is not measured yet. In
+evaluation, in exported programs, and if a batch norm or relu was replaced or got hooks since, a
+module runs its own pass.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def _reason(module: _Module, norm_name: str, relu_name: str) -> str:
     for name, each in ((norm_name, norm), (relu_name, relu)):
         if any(getattr(each, hooks) for hooks in _HOOKS):
             return f"{name} has hooks, which would not be called"
+        if "forward" in vars(each):
+            return f"{name} has a forward pass of its own"
     return ""
 
 
@@ -101,7 +103,7 @@ def _norm_relu(norm: _Module, input: Tensor, residual: Tensor | None = None) -> 
 
 
 def _block_forward(cls: Any) -> Callable[..., Any]:
-    """Of a block: convolutions, each with its batch norm and relu; the residual before the last."""
+    """Make the pass of a block: convolutions, each with batch norm and relu, the last plus x."""
     pairs = _PAIRS[cls.__name__]
 
     def forward(self: Any, x: Tensor) -> Any:
@@ -121,7 +123,7 @@ def _block_forward(cls: Any) -> Callable[..., Any]:
 
 
 def _resnet_forward(cls: Any) -> Callable[..., Any]:
-    """Of a network: its stem; the rest is called as torchvision does."""
+    """Make the pass of a network, whose stem has a batch norm and a relu."""
 
     def forward(self: Any, x: Tensor) -> Any:
         if not _applies(self, x, *_PAIRS["ResNet"][0]):

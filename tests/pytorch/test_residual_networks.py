@@ -120,10 +120,13 @@ class Derived(BasicBlock):
 def test_what_is_left_says_why() -> None:
     hooked = BasicBlock(8, 8)
     hooked.bn2.register_forward_hook(lambda *_: None)
+    patched = BasicBlock(8, 8)
+    patched.relu.forward = torch.sigmoid
     model = nn.ModuleDict(
         {
             "subclass": Derived(8, 8),
             "hooked": hooked,
+            "patched": patched,
             "synchronized": BasicBlock(8, 8, norm=nn.SyncBatchNorm),
             "elu": BasicBlock(8, 8, relu=nn.ELU),
             "sequence": nn.Sequential(nn.SyncBatchNorm(8), nn.ReLU()),
@@ -133,6 +136,7 @@ def test_what_is_left_says_why() -> None:
     assert left == {
         "subclass": "a subclass of BasicBlock, which may compute something else",
         "hooked": "bn2 has hooks, which would not be called",
+        "patched": "relu has a forward pass of its own",
         "synchronized": "bn1 is a SyncBatchNorm, not PyTorch's own BatchNorm2d",
         "elu": "relu is a ELU, not a ReLU",
         "sequence": "0 is a SyncBatchNorm, not PyTorch's own BatchNorm2d",
