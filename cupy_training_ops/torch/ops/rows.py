@@ -243,7 +243,7 @@ def _batch_norm_relu(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Return new running statistics too, for the dispatcher: its operators write nothing."""
+    """Return new running statistics too: operators of the dispatcher write no argument."""
     new_mean, new_var = (s if s is None else s.clone() for s in (running_mean, running_var))
     y, mean, inv_std = _batch_norm_relu_in_place(
         run, x, weight, bias, residual, new_mean, new_var, momentum, eps
@@ -365,7 +365,7 @@ DOORS = register(
             _batch_norm_relu,
             _save_batch_norm_relu,
             _batch_norm_relu_derivative,
-            direct=_batch_norm_relu_in_place,
+            first=_batch_norm_relu_in_place,
         ),
         CustomOp(
             "batch_norm_relu_backward(Tensor grad, Tensor input, Tensor output, Tensor? weight, "
