@@ -44,10 +44,6 @@ def batch_norm_relu(
     if reason is not None:
         return call_pytorch(_FUNCTION, reason, _theirs, *arguments, training=training)
     result: Tensor = _door(*arguments)
-    if not torch.compiler.is_compiling():
-        for statistic in (running_mean, running_var):
-            if statistic is not None and not statistic.is_inference():
-                torch.autograd.graph.increment_version(statistic)
     return result
 
 
@@ -71,6 +67,8 @@ def _unserved(training: bool, input: Tensor, *others: Any) -> Unserved | None:
     running_mean, running_var, momentum, _ = others[3:]
     if not training:
         return Unserved("training", "True", training)
+    if not isinstance(input, Tensor):
+        return Unserved("input", "a tensor", input)
     if not isinstance(momentum, int | float):
         return Unserved("momentum", "a number", momentum)
     if input.dim() < 2 or input.numel() <= input.shape[1]:

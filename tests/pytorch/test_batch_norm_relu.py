@@ -134,15 +134,14 @@ def test_momentums(leaf, momentum) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.usefixtures("emulated")
-def test_running_statistics_have_new_versions(leaf) -> None:
-    """After launches over addresses, which PyTorch does not see."""
-    mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+def test_running_statistics_that_another_call_saved_may_change(leaf) -> None:
+    """As in PyTorch, which updates them without a new version: here between evaluation and grad."""
+    x, running = leaf(4, 3, 5), (torch.zeros(3).double(), torch.ones(3).double())
+    y = theirs.batch_norm(x, *running)
     for gradients in (True, False, True):
-        before = mean._version, var._version
-        batch_norm_relu(leaf(4, 3, 5, gradients=gradients), mean, var, training=True)
-        assert mean._version > before[0]
-        assert var._version > before[1]
+        batch_norm_relu(leaf(4, 3, 5, gradients=gradients), *running, training=True)
+    assert (running[0] != 0).all()
+    y.sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -177,6 +176,46 @@ def test_what_pytorch_refuses_is_refused(leaf, change) -> None:
     with pytest.raises(ArgumentError, match=r"batch_norm_relu|BatchNormRelu"):
         batch_norm_relu(x, *statistics, training=True, **named)
     assert (statistics[0] == 0).all()
+
+
+CALLS = {
+    "columns apart": lambda leaf: (leaf(3, 8, 5)[:, ::2], None),
+    "transposed": lambda leaf: (leaf(4, 5, 3).permute(2, 0, 1), None),
+    "expanded residual": lambda leaf: (leaf(3, 4, 5), leaf(1, 4, 1).expand(3, 4, 5)),
+    "residual with channels first": lambda leaf: (last(leaf(3, 4, 5, 6)), leaf(3, 4, 5, 6)),
+    "residual with channels last": lambda leaf: (leaf(3, 4, 5, 6), last(leaf(3, 4, 5, 6))),
+    "one pixel": lambda leaf: (last(leaf(5, 4, 1, 1)), None),
+    "empty": lambda leaf: (leaf(0, 4, 5), None),
+    "a number as residual": lambda leaf: (leaf(3, 4, 5), 2.0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_tensors_that_lie_otherwise(leaf, call) -> None:
+    """Their gradients too, of a gradient that is expanded."""
+    x, residual = CALLS[call](leaf)
+    pairs = []
+    for function in (ours, reference):
+        running = [torch.zeros(4, dtype=torch.float64), torch.ones(8, dtype=torch.float64)[::2]]
+        y = function(x, *running, residual=residual)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        pairs.append((y, gradient, *running))
+    for a, b in zip(*pairs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    assert pairs[0][0].stride() == pairs[1][0].stride()
+
+
+def test_an_input_that_is_no_tensor_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="batch_norm_relu: input: expected a tensor, got"):
+        batch_norm_relu([1.0], None, None, training=True)
+
+
+def test_a_result_that_was_overwritten_has_no_gradient(leaf) -> None:
+    x = leaf(3, 4, 5)
+    y = batch_norm_relu(x, None, None, training=True)
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
 
 
 @compiled

@@ -209,12 +209,17 @@ def _batch_norm_relu_in_place(
 ) -> Any:
     """Return the result, and mean and inv_std; running statistics are updated."""
     channels, of_sums = x.shape[1:2], torch.float64 if x.dtype == torch.float64 else torch.float32
-    statistics = running_mean, running_var
-    if running_mean is None or running_var is None:
+    statistics: tuple[Tensor, ...] = ()
+    if running_mean is not None and running_var is not None:
+        # Their versions stay, as in PyTorch, which saves them for gradients of other calls.
+        statistics = running_mean.data, running_var.data
+    if (running_mean is None) != (running_var is None) or not all(
+        statistic.is_contiguous() for statistic in statistics
+    ):
+        expected = "contiguous statistics, which are updated in place, or none of both"
+        refuse("cto::batch_norm_relu", "running_mean", expected, "others")
+    if not statistics:
         statistics = x.new_zeros(channels, dtype=of_sums), x.new_ones(channels, dtype=of_sums)
-    elif not (running_mean.is_contiguous() and running_var.is_contiguous()):
-        expected = "contiguous running statistics, which are updated in place"
-        refuse("cto::batch_norm_relu", "running_mean", expected, "strided ones")
     kind = of_sums if running_mean is None else running_mean.dtype
     scale = x.new_ones(channels, dtype=kind) if weight is None else weight
     shift = x.new_zeros(channels, dtype=scale.dtype) if bias is None else bias
