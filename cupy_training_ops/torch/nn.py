@@ -35,12 +35,14 @@ def __dir__() -> list[str]:
 
 
 is_compiling = torch.compiler.is_compiling
-_is_exporting, _is_tracing = torch.compiler.is_exporting, torch.jit.is_tracing
+_is_tracing, _compiler = torch.jit.is_tracing, torch.compiler
 
 
 def is_exported(input: object) -> bool:
     """Return True under torch.export, torch.jit.trace, or torch.fx.symbolic_trace."""
-    return _is_tracing() or _is_exporting() or isinstance(input, torch.fx.Proxy)
+    # The flag itself: torch.compiler.is_exporting() is always true where PyTorch 2.11 compiles.
+    is_exporting: bool = _compiler._is_exporting_flag
+    return is_exporting or _is_tracing() or isinstance(input, torch.fx.Proxy)
 
 
 class Replacement:
