@@ -137,11 +137,11 @@ def _is_ours(module: torch.nn.Module) -> bool:
 
 def _class_reason(module: torch.nn.Module) -> str:
     """Return why no module of a class is replaced."""
+    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        return "alone it stays PyTorch's; with the relu after it, see `also`"
     for cls in _REPLACEMENTS:
         if isinstance(module, cls):
             return f"a subclass of {cls.__name__}, which may compute something else"
-    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-        return "alone it stays PyTorch's; with the relu after it, see `also`"
     if isinstance(module, torch.nn.ReLU):
         return "most models save its result anyway, for the next layer"
     if type(module).__name__.endswith(_RMS_NORM):
