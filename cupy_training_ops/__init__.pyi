@@ -99,6 +99,8 @@ __all__ = [
     "average_pool",
     "average_pool_grad",
     "batch_norm_internal",
+    "batch_norm_relu",
+    "batch_norm_relu_grad",
     "batch_normalization_grad",
     "batch_scale",
     "bias_dropout",
@@ -237,6 +239,8 @@ __all__ = [
     "AveragePool",
     "AveragePoolGrad",
     "BatchNormInternal",
+    "BatchNormRelu",
+    "BatchNormReluGrad",
     "BatchNormalizationGrad",
     "BatchScale",
     "BiasDropout",
@@ -471,6 +475,10 @@ def get_op(name: Literal["AveragePool"], version: int | None = None, domain: Lit
 def get_op(name: Literal["AveragePoolGrad"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[AveragePoolGrad]: ...
 @overload
 def get_op(name: Literal["BatchNormInternal"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BatchNormInternal]: ...
+@overload
+def get_op(name: Literal["BatchNormRelu"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[BatchNormRelu]: ...
+@overload
+def get_op(name: Literal["BatchNormReluGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[BatchNormReluGrad]: ...
 @overload
 def get_op(name: Literal["BatchNormalizationGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BatchNormalizationGrad]: ...
 @overload
@@ -1516,6 +1524,118 @@ def batch_norm_internal(
     outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]] | None = None,
     workspace: _Memory | None = None,
 ) -> tuple[Any, Any, Any, Any, Any]: ...
+@overload
+def batch_norm_relu(
+    X: _NumPy, scale: _NumPy, B: _NumPy, running_mean: _NumPy, running_var: _NumPy,
+    residual: _NumPy | None = None, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9,
+    unbiased: _Boolean = True,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Batch normalisation and relu: Y = max(0, scale (X - mean) inv_std + B + residual). Returns (Y, saved_mean, saved_inv_std)."""
+@overload
+def batch_norm_relu(
+    X: _NumPy, scale: _NumPy, B: _NumPy, running_mean: _NumPy, running_var: _NumPy,
+    residual: _NumPy | None = None, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9,
+    unbiased: _Boolean = True,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def batch_norm_relu(
+    X: Tensor[_T], scale: Tensor[_T], B: Tensor[_T], running_mean: Tensor[_T],
+    running_var: Tensor[_T], residual: Tensor[_T] | None = None, *, epsilon: _Real = 1e-05,
+    momentum: _Real = 0.9, unbiased: _Boolean = True,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T]: ...
+@overload
+def batch_norm_relu(
+    X: Tensor[_T], scale: Tensor[_T], B: Tensor[_T], running_mean: Tensor[_T],
+    running_var: Tensor[_T], residual: Tensor[_T] | None = None, *, epsilon: _Real = 1e-05,
+    momentum: _Real = 0.9, unbiased: _Boolean = True,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+@overload
+def batch_norm_relu(
+    X: CupyArray, scale: CupyArray, B: CupyArray, running_mean: CupyArray, running_var: CupyArray,
+    residual: CupyArray | None = None, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9,
+    unbiased: _Boolean = True,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+@overload
+def batch_norm_relu(
+    X: CupyArray, scale: CupyArray, B: CupyArray, running_mean: CupyArray, running_var: CupyArray,
+    residual: CupyArray | None = None, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9,
+    unbiased: _Boolean = True,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def batch_norm_relu(
+    X: _Other, scale: _Other, B: _Other, running_mean: _Other, running_var: _Other,
+    residual: _Other | None = None, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9,
+    unbiased: _Boolean = True,
+    out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any]: ...
+@overload
+def batch_norm_relu_grad(
+    dY: _NumPy, X: _NumPy, Y: _NumPy, scale: _NumPy, saved_mean: _NumPy, saved_inv_std: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Gradient of BatchNormRelu: residual_grad = dZ = dY where Y > 0, else 0. Returns (X_grad, scale_grad, bias_grad, residual_grad)."""
+@overload
+def batch_norm_relu_grad(
+    dY: _NumPy, X: _NumPy, Y: _NumPy, scale: _NumPy, saved_mean: _NumPy, saved_inv_std: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def batch_norm_relu_grad(
+    dY: Tensor[_T], X: Tensor[_T], Y: Tensor[_T], scale: Tensor[_T], saved_mean: Tensor[_T],
+    saved_inv_std: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T, _T]: ...
+@overload
+def batch_norm_relu_grad(
+    dY: Tensor[_T], X: Tensor[_T], Y: Tensor[_T], scale: Tensor[_T], saved_mean: Tensor[_T],
+    saved_inv_std: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any]: ...
+@overload
+def batch_norm_relu_grad(
+    dY: CupyArray, X: CupyArray, Y: CupyArray, scale: CupyArray, saved_mean: CupyArray,
+    saved_inv_std: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+@overload
+def batch_norm_relu_grad(
+    dY: CupyArray, X: CupyArray, Y: CupyArray, scale: CupyArray, saved_mean: CupyArray,
+    saved_inv_std: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def batch_norm_relu_grad(
+    dY: _Other, X: _Other, Y: _Other, scale: _Other, saved_mean: _Other, saved_inv_std: _Other, *,
+    out: tuple[_Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any, Any]: ...
 @overload
 def batch_normalization_grad(
     dY: _NumPy, X: _NumPy, scale: _NumPy, saved_mean: _NumPy, saved_inv_std: _NumPy, *,
@@ -6801,6 +6921,151 @@ class BatchNormInternal(Op):
     def workspace_nbytes(
         self, X: _Array, scale: _Array, B: _Array, input_mean: _Array, input_var: _Array, *,
         outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]] | None = None,
+    ) -> int: ...
+
+class BatchNormRelu(Op):
+    """Batch normalisation and relu: Y = max(0, scale (X - mean) inv_std + B + residual). Returns (Y, saved_mean, saved_inv_std)."""
+    epsilon: Final[float]
+    momentum: Final[float]
+    unbiased: Final[bool]
+    def __init__(
+        self, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9, unbiased: _Boolean = True,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, X: _NumPy, scale: _NumPy, B: _NumPy, running_mean: _NumPy, running_var: _NumPy,
+        residual: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, X: _NumPy, scale: _NumPy, B: _NumPy, running_mean: _NumPy, running_var: _NumPy,
+        residual: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], scale: Tensor[_T], B: Tensor[_T], running_mean: Tensor[_T],
+        running_var: Tensor[_T], residual: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], scale: Tensor[_T], B: Tensor[_T], running_mean: Tensor[_T],
+        running_var: Tensor[_T], residual: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, scale: CupyArray, B: CupyArray, running_mean: CupyArray,
+        running_var: CupyArray, residual: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, scale: CupyArray, B: CupyArray, running_mean: CupyArray,
+        running_var: CupyArray, residual: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, X: _Other, scale: _Other, B: _Other, running_mean: _Other, running_var: _Other,
+        residual: _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any]: ...
+    def bound(
+        self, X: _Array | EllipsisType, scale: _Array | EllipsisType, B: _Array | EllipsisType,
+        running_mean: _Array | EllipsisType, running_var: _Array | EllipsisType,
+        residual: _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, scale: _Array, B: _Array, running_mean: _Array, running_var: _Array,
+        residual: _Array | None = None, *,
+        outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]] | None = None,
+    ) -> int: ...
+
+class BatchNormReluGrad(Op):
+    """Gradient of BatchNormRelu: residual_grad = dZ = dY where Y > 0, else 0. Returns (X_grad, scale_grad, bias_grad, residual_grad)."""
+    def __init__(self) -> None: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, X: _NumPy, Y: _NumPy, scale: _NumPy, saved_mean: _NumPy,
+        saved_inv_std: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, X: _NumPy, Y: _NumPy, scale: _NumPy, saved_mean: _NumPy,
+        saved_inv_std: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], Y: Tensor[_T], scale: Tensor[_T],
+        saved_mean: Tensor[_T], saved_inv_std: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], Y: Tensor[_T], scale: Tensor[_T],
+        saved_mean: Tensor[_T], saved_inv_std: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, Y: CupyArray, scale: CupyArray, saved_mean: CupyArray,
+        saved_inv_std: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, Y: CupyArray, scale: CupyArray, saved_mean: CupyArray,
+        saved_inv_std: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, Y: _Other, scale: _Other, saved_mean: _Other,
+        saved_inv_std: _Other, *,
+        out: tuple[_Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any, Any]: ...
+    def bound(
+        self, dY: _Array | EllipsisType, X: _Array | EllipsisType, Y: _Array | EllipsisType,
+        scale: _Array | EllipsisType, saved_mean: _Array | EllipsisType,
+        saved_inv_std: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, X: _Array, Y: _Array, scale: _Array, saved_mean: _Array,
+        saved_inv_std: _Array, *,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]] | None = None,
     ) -> int: ...
 
 class BatchNormalizationGrad(Op):

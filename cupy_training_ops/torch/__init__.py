@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from .optim import Lamb as Lamb
 
 # torch.compile traces only these.
-leave_alone(__name__, __path__, apart={"conversion", "functional", "nn", "ops", "to_pytorch"})
+leave_alone(
+    __name__,
+    __path__,
+    apart={"batch_norm", "conversion", "functional", "image_models", "nn", "ops", "to_pytorch"},
+)
 
 _MODULES = ("functional", "nn", "ops")
 _NAMES = {

@@ -7,14 +7,15 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import refuse, shown
 from ..log import LOG
-from . import functional, nn
+from . import functional, image_models, nn
 
 # Without ReLU: most models save its result anyway, for the next layer.
 _REPLACEMENTS = {
@@ -32,6 +33,18 @@ _REPLACEMENTS = {
 }
 
 _RMS_NORM = "RMSNorm"  # the end of class names in the library transformers
+
+
+class Rule(NamedTuple):
+    """A rule by which `convert` replaces modules.
+
+    find: returns the class that a module gets, a subclass of its own; a text that says why it is
+    left; or None if the rule is not about its class. names: of the classes that it is about, which
+    `skip` may name.
+    """
+
+    find: Callable[[torch.nn.Module], type[torch.nn.Module] | str | None]
+    names: Set[str]
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,10 @@ class Conversion:
 
 
 def convert(
-    model: torch.nn.Module, *, skip: list[str] | tuple[str, ...] | Set[str] = ()
+    model: torch.nn.Module,
+    *,
+    skip: list[str] | tuple[str, ...] | Set[str] = (),
+    also: list[str] | tuple[str, ...] | Set[str] = (),
 ) -> Conversion:
     """Replace a model's norms, losses, dropouts, embeddings and gelus by this package's, in place.
 
@@ -76,8 +92,13 @@ def convert(
     norms of transformers. Call it before the model is compiled or wrapped. skip: names of classes
     that are not replaced, as "Dropout". The result says what was left and why; its `undo` puts all
     back.
+
+    also: names of classes that are replaced only if they are named, as whether a model gains by it
+    is not measured yet. "BasicBlock", "Bottleneck" and "ResNet" are torchvision's: batch norm,
+    residual and relu become one pass, forward and backward. "Sequential": a batch norm and the relu
+    after it.
     """
-    conversion, names = Conversion(), {cls.__name__ for cls in _REPLACEMENTS}
+    conversion, names = Conversion(), frozenset[str]().union(*[rule.names for rule in _RULES])
     is_module = isinstance(model, torch.nn.Module)
     if not is_module or isinstance(model, torch.jit.ScriptModule):
         got = f"a {type(model).__name__}" if is_module else shown(model)
@@ -88,15 +109,18 @@ def convert(
     for name in skip:
         if name not in names and not name.endswith(_RMS_NORM):
             refuse("convert", "skip", expected, shown(name))
+    if isinstance(also, str) or not set(also).issubset(image_models.NAMES):
+        names_of_also = f"names of {', '.join(image_models.NAMES)}"
+        refuse("convert", "also", names_of_also, shown(also))
+    rules = *_RULES, *(Rule(partial(image_models.replacement, name), {name}) for name in also)
     for name, module in model.named_modules():
         if type(module).__name__ in skip:
             conversion.left_classes[type(module).__name__] = "named in skip"
             continue
-        replacement = _REPLACEMENTS.get(type(module)) or _of_transformers(module)
-        reason = replacement and _reason(replacement, module)
-        if reason:
-            LOG.info("fallback: convert: %s stays PyTorch's: %s", name or "the model", reason)
-            conversion.left[name] = reason
+        replacement = next((found for rule in rules if (found := rule.find(module))), None)
+        if isinstance(replacement, str):
+            LOG.info("fallback: convert: %s stays PyTorch's: %s", name or "the model", replacement)
+            conversion.left[name] = replacement
         elif replacement is not None:
             conversion.swapped[name] = type(module).__name__
             conversion._originals.append((module, type(module)))
@@ -113,6 +137,8 @@ def _is_ours(module: torch.nn.Module) -> bool:
 
 def _class_reason(module: torch.nn.Module) -> str:
     """Return why no module of a class is replaced."""
+    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        return "alone it stays PyTorch's; with the relu after it, see `also`"
     for cls in _REPLACEMENTS:
         if isinstance(module, cls):
             return f"a subclass of {cls.__name__}, which may compute something else"
@@ -123,12 +149,12 @@ def _class_reason(module: torch.nn.Module) -> str:
     return "no kernel of this package computes it"
 
 
-def _reason(replacement: Any, module: torch.nn.Module) -> str:
-    """Return why a module is not replaced, or ""."""
-    find: Callable[[Any], Any] = getattr(replacement, "unsupported_argument", lambda _: None)
-    argument = find(module)
-    if argument is None:
-        return ""
+def _of_pytorch(module: torch.nn.Module) -> Any:
+    """Return the replacement of one of PyTorch's own modules, why it has none, or None."""
+    replacement: Any = _REPLACEMENTS.get(type(module))
+    argument = replacement and replacement.unsupported_argument(module)
+    if not argument:
+        return replacement
     name, expected, got = argument
     return f"{type(module).__name__} with {name}={got} (expected {expected})"
 
@@ -165,3 +191,10 @@ def _blank(cls: Any) -> torch.nn.Module:
     subclass = _rms_norm_of(cls)
     module: torch.nn.Module = subclass.__new__(subclass)
     return module
+
+
+# The first that is about a module's class decides.
+_RULES = (
+    Rule(_of_pytorch, frozenset(cls.__name__ for cls in _REPLACEMENTS)),
+    Rule(_of_transformers, frozenset()),
+)

@@ -20,6 +20,7 @@ from torch.nn import _reduction
 from torch.nn import functional as theirs
 
 from ..errors import pass_on, refuse, shown
+from .batch_norm import batch_norm_relu
 from .ops import DOORS
 from .ops.dispatch import needs_dispatcher
 from .ops.losses import refuse_overwriting, scale_gradients
@@ -32,6 +33,7 @@ from .to_pytorch import (
 )
 
 __all__ = [
+    "batch_norm_relu",
     "cross_entropy",
     "dropout",
     "embedding",

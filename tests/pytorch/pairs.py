@@ -11,6 +11,8 @@ from torch.nn import functional as theirs
 
 from cupy_training_ops.torch import functional as ours
 
+PYTORCHS = [name for name in ours.__all__ if name != "batch_norm_relu"]  # names of PyTorch's too
+
 
 def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
     """By the names of the cases; fresh tensors."""
@@ -28,6 +30,11 @@ def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
             (x,),
         ),
         "rms_norm": (_named(ours, "rms_norm"), _named(theirs, "rms_norm"), (x, row)),
+        "batch_norm_relu": (
+            lambda x, w, b, y: ours.batch_norm_relu(x, None, None, w, b, True, residual=y * y),
+            lambda x, w, b, y: theirs.relu(theirs.batch_norm(x, None, None, w, b, True) + y * y),
+            (x, row, shift, leaf(8, 16)),
+        ),
         "gelu": (ours.gelu, theirs.gelu, (x,)),
         "gelu tanh": (
             lambda x, b: ours.gelu(x, "tanh", bias=b),

@@ -141,7 +141,7 @@ def test_convert_says_why_it_swapped_nothing() -> None:
     network = theirs.Sequential(theirs.Conv2d(3, 4, 3), theirs.BatchNorm2d(4), theirs.ReLU())
     assert str(cto.torch.convert(network)) == (
         "swapped nothing\n"
-        "left every BatchNorm2d: no kernel of this package computes it\n"
+        "left every BatchNorm2d: alone it stays PyTorch's; with the relu after it, see `also`\n"
         "left every Conv2d: no kernel of this package computes it\n"
         "left every ReLU: most models save its result anyway, for the next layer"
     )

@@ -17,7 +17,7 @@ import cupy_training_ops as cto  # noqa: E402
 from cupy_training_ops import ArgumentError  # noqa: E402
 from cupy_training_ops.torch import functional, nn  # noqa: E402
 
-from .pairs import with_gradients  # noqa: E402
+from .pairs import PYTORCHS, with_gradients  # noqa: E402
 
 NEW = {"linear_cross_entropy"}  # in PyTorch 2.13
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -37,7 +37,7 @@ def parameters(function) -> list[tuple[str, object, bool]]:
     return [(p.name, p.default, p.kind is KEYWORD) for p in found]
 
 
-@pytest.mark.parametrize("name", functional.__all__)
+@pytest.mark.parametrize("name", PYTORCHS)
 def test_arguments_are_pytorchs(name) -> None:
     """By order, names and defaults; further ones are by name alone."""
     if name in NEW and not hasattr(theirs, name):
