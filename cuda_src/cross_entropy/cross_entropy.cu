@@ -56,7 +56,8 @@ using Divisor = cross_entropy::Divisor<A>;
 using DenseSum = cross_entropy::distributions::DenseSum<A>;
 using Losses = cross_entropy::labels::Losses<TOUT, A>;
 using LossAndGradient = cross_entropy::loss_and_gradient::LossAndGradient<T, TOUT>;
-using RegularizedLoss = cross_entropy::regularized::RegularizedLoss<T, TOUT>;
+using Plain = cross_entropy::loss_and_gradient::Plain<T, TOUT>;
+using Regularized = cross_entropy::regularized::Regularized<T, TOUT>;
 using Target = cross_entropy::labels::Target<A>;
 using cross_entropy::labels::target_of;
 
@@ -183,6 +184,26 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
         return (skips ? A(0) : (place.is(label) ? p - 1 : p) * slope) + b;
     };
     write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, gradient), in, added);
+}
+
+// The arguments that all losses with gradients have.
+__device__ __forceinline__ LossAndGradient call_of(const T* scores, const void* labels,
+                                                   const void* weights, const Rule& rule,
+                                                   T* gradient, TOUT* output, A* losses,
+                                                   const Either<1>& scale, const A* divisor,
+                                                   double n) {
+    return {scores,
+            labels,
+            weights,
+            rule,
+            gradient,
+            {output, losses},
+            static_cast<A>(as_double(scale)),
+            {divisor, n}};
+}
+__device__ __forceinline__ Regularized terms_of(i64 length, double smoothing, double square,
+                                                double cap) {
+    return {length, static_cast<A>(smoothing), static_cast<A>(square), static_cast<A>(cap)};
 }
 
 // ---- targets that are distributions -------------------------------------------------------------
@@ -323,16 +344,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
     T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
     const Acc<T>* divisor, double n, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const LossAndGradient call{scores,
-                               labels,
-                               weights,
-                               rule,
-                               gradient,
-                               {output, losses},
-                               static_cast<A>(as_double(scale)),
-                               {divisor, n}};
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
     call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
-              RowThreads<A>{threads, of_warp});
+              RowThreads<A>{threads, of_warp}, Plain{});
 }
 // gradient[i] = (softmax(scores)[i] - (i == label)) * scale * weight / divisor, or 0 where the
 // weight or the divisor is 0; loss = -log softmax(scores)[label], unweighted to losses, or weighted
@@ -347,15 +362,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
                                              const Acc<T>* divisor, double n, i64 n_outer,
                                              i64 length, i64 stride) {
     __shared__ A of_thread[MAX_THREADS];
-    const LossAndGradient call{scores,
-                               labels,
-                               weights,
-                               rule,
-                               gradient,
-                               {output, losses},
-                               static_cast<A>(as_double(scale)),
-                               {divisor, n}};
-    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread});
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread},
+              Plain{});
 }
 
 // loss_and_gradient with smoothed labels, a square of the logarithm of the sum, and capped scores; see
@@ -368,20 +378,11 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
                                     double square, double cap, i64 n_rows, i64 length,
                                     u32 threads) {
     __shared__ A of_warp[WARP];
-    const RegularizedLoss call{{scores,
-                                labels,
-                                weights,
-                                rule,
-                                gradient,
-                                {output, losses},
-                                static_cast<A>(as_double(scale)),
-                                {divisor, n}},
-                               length,
-                               static_cast<A>(smoothing),
-                               static_cast<A>(square),
-                               static_cast<A>(cap)};
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    const Regularized terms = terms_of(length, smoothing, square, cap);
     call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
-              RowThreads<A>{threads, of_warp});
+              RowThreads<A>{threads, of_warp}, terms);
 }
 // loss_and_gradient with smoothed labels, a square of the logarithm of the sum, and capped scores; see
 // regularized.cuh. Scores are (n_outer, length, stride): a line's elements are `stride` apart.
@@ -393,19 +394,11 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
                                        double square, double cap, i64 n_outer, i64 length,
                                        i64 stride) {
     __shared__ A of_thread[MAX_THREADS];
-    const RegularizedLoss call{{scores,
-                                labels,
-                                weights,
-                                rule,
-                                gradient,
-                                {output, losses},
-                                static_cast<A>(as_double(scale)),
-                                {divisor, n}},
-                               length,
-                               static_cast<A>(smoothing),
-                               static_cast<A>(square),
-                               static_cast<A>(cap)};
-    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread});
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    const Regularized terms = terms_of(length, smoothing, square, cap);
+    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread},
+              terms);
 }
 
 // gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor + bias[i]; a null bias is

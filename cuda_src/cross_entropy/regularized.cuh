@@ -6,6 +6,10 @@
 
 namespace cto::cross_entropy::regularized {
 
+using loss_and_gradient::LossAndGradient;
+using loss_and_gradient::OfLine;
+using loss_and_gradient::product;
+using math::exp::exponential;
 using math::exp::logarithm;
 using namespace row_softmax;
 
@@ -79,38 +83,42 @@ struct CappedSum {
 //     gradient[i] = (softmax(s)[i] (1 + 2 square q) - (1 - smoothing) (i == label)
 //                    - smoothing / length) slope cap'(scores[i])
 template <class T, class TOUT>
-struct RegularizedLoss {
+struct Regularized {
     using A = Acc<T>;
-    loss_and_gradient::LossAndGradient<T, TOUT> plain;
+    using Call = LossAndGradient<T, TOUT>;
     i64 length;
     A smoothing, square, cap;
 
-    template <int W, int DEPTH, class Threads>
-    __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads) const {
-        const Cap<A> capped{cap};
-        LineReader<T, W, DEPTH> in(line, plain.scores, from_acc<T>(negative_infinity<A>()));
-        CappedSum<A> sums(capped, smoothing != 0);
-        const auto batch = read(line, sums, in);
-        const auto own = plain.of_line(line);
-        sums.join(threads);
+    __device__ CappedSum<A> sums() const { return {Cap<A>{cap}, smoothing != 0}; }
+    template <int W, int DEPTH>
+    __device__ __forceinline__ void store_loss(const Call& call, const Line<W, DEPTH>& line,
+                                               const OfLine<A>& own,
+                                               const CappedSum<A>& sums) const {
+        if (!line.leads() || !call.losses.wanted()) return;
         const A max = sums.of.max, last = logarithm(sums.of.sum), all = max + last;
-        if (line.leads() && plain.losses.wanted()) {
-            A loss = last - (1 - smoothing) * (capped(own.score) - max) + square * all * all;
-            if (smoothing != 0) loss -= smoothing * sums.mean(length);
-            plain.losses.store(line.number, own.target, loss);
-        }
-        if (!plain.gradient) return;
+        A loss = last - (1 - smoothing) * (sums.cap(own.score) - max) + square * all * all;
+        if (smoothing != 0) loss -= smoothing * sums.mean(length);
+        call.losses.store(line.number, own.target, loss);
+    }
+    template <int W, int DEPTH, class Threads, class In>
+    __device__ __forceinline__ void write(const Call& call, const Line<W, DEPTH>& line,
+                                          const OfLine<A>& own, const CappedSum<A>& sums,
+                                          typename Slots<W>::Count batch, const Threads&,
+                                          In& in) const {
+        if (!call.gradient) return;
+        const Cap<A> capped = sums.cap;
+        const A max = sums.of.max, all = max + logarithm(sums.of.sum);
         const A share = (1 + 2 * square * all) / sums.of.sum, slope = own.slope;
         const A of_label = 1 - smoothing, of_each = smoothing / static_cast<A>(length);
         const i64 label = own.target.label;
         const bool skips = own.skips;
         const auto map = [=](Place<W> place, A x) {
             const A s = capped(x);
-            const A p = loss_and_gradient::product(math::exp::exponential(s - max), share);
+            const A p = product(exponential(s - max), share);
             const A target = place.is(label) ? of_each + of_label : of_each;
             return skips ? A(0) : (p - target) * slope * capped.slope(s);
         };
-        write(line, batch, map, LineWriter<T, W, DEPTH>(line, plain.gradient), in);
+        row_softmax::write(line, batch, map, LineWriter<T, W, DEPTH>(line, call.gradient), in);
     }
 };
 
