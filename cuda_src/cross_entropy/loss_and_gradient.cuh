@@ -63,13 +63,14 @@ struct LossAndGradient {
 
     // Stores the loss of a line and writes its gradient, both as `terms` says:
     //
+    //     reader(line, scores)                  reads the scores
     //     sums()                                what `read` adds up over the line
     //     store_loss(call, line, own, sums)     by the line's first thread
     //     write(call, line, own, sums, batch, threads, in)
     template <int W, int DEPTH, class Threads, class Terms>
     __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads,
                                          const Terms& terms) const {
-        LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
+        auto in = terms.reader(line, scores);
         auto sums = terms.sums();
         const auto batch = read(line, sums, in);
         const OfLine<A> own = of_line(line);
@@ -86,6 +87,10 @@ struct Plain {
     using A = Acc<T>;
     using Call = LossAndGradient<T, TOUT>;
 
+    template <int W, int DEPTH>
+    __device__ __forceinline__ auto reader(const Line<W, DEPTH>& line, const T* scores) const {
+        return LineReader<T, W, DEPTH>(line, scores, from_acc<T>(negative_infinity<A>()));
+    }
     __device__ OnlineSum<A> sums() const { return {}; }
     // loss = log(sum) - (score of the label - max).
     template <int W, int DEPTH>

@@ -12,7 +12,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ _EPS_OF_DOUBLE = torch.finfo(torch.float64).eps
 _MOST_SEED = 1 << 62
 # Looked up once, as every call uses it.
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+_WEIGHT = Unserved("weight", "a tensor that requires no gradient", "one that does")
 _DERIVATIVE = Unserved("derivative", "reverse mode outside of torch.func", "another")
 
 
@@ -167,6 +168,50 @@ def _their_regularized(
     return losses.sum() / weights.sum() if reduction == "mean" else losses.sum()
 
 
+def _their_dense(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    _: torch.dtype | None,
+    *terms: float,
+) -> Tensor:
+    return _their_regularized(input, target, weight, -100, reduction, None, *terms)
+
+
+def _their_measured(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    dtype: torch.dtype | None,
+    *terms: float,
+) -> tuple[Tensor, ...]:
+    """Compute the loss by PyTorch's functions, and what is measured beside it."""
+    smoothing, square, cap = terms
+    with torch.no_grad():
+        scores = input.detach()
+        if cap:
+            capped = cap * torch.tanh(scores / cap)
+            scores = torch.where(scores == -torch.inf, scores, capped)
+        losses = [
+            _their_regularized(
+                scores, target, weight, ignore_index, reduction, dtype, smoothing, scale, 0.0
+            )
+            for scale in (square, 0.0)
+        ]
+        predicted = scores.argmax(1).masked_fill(target == ignore_index, -1)
+    rest = (weight, ignore_index, reduction, dtype, *terms)
+    loss = _their_regularized(input, target, *rest)
+    return loss, loss, losses[0] - losses[1], predicted
+
+
+def _their_measured_loss(*arguments: Any) -> tuple[Tensor, ...]:
+    loss, _, *measures = _their_measured(*arguments)
+    return loss, *measures
+
+
 # Looked up once.
 _layer_norm = _door("layer_norm", theirs.layer_norm, is_first=True, find_unserved=_unserved_eps)
 _rms_norm = _door("rms_norm", theirs.rms_norm, is_first=True, find_unserved=_unserved_eps)
@@ -182,6 +227,13 @@ _regularized_loss = _door(
 _regularized = _door(
     "cross_entropy", _their_regularized, name="regularized_cross_entropy", is_first=True
 )
+_measured_loss = _door("cross_entropy", _their_measured_loss, name="measured_cross_entropy_loss")
+_measured = _door("cross_entropy", _their_measured, name="measured_cross_entropy")
+_dense_loss = _door("cross_entropy", _their_dense, name="dense_cross_entropy_loss")
+_dense, _dense_of_targets = [
+    _door("cross_entropy", _their_dense, name=name, is_first=True)
+    for name in ("dense_cross_entropy", "dense_cross_entropy_of_targets")
+]
 _check_overwriting = DOORS["overwritten"].every
 _linear_loss = DOORS["linear_cross_entropy"].every
 _linear_row_losses = DOORS["linear_cross_entropy_rows"].every
@@ -399,6 +451,16 @@ def _unserved_embedding(
     return Unserved(name, "False", value)
 
 
+class CrossEntropyOutput(NamedTuple):
+    """A loss, and what is computed in the same pass if it is asked for; without gradients."""
+
+    loss: Tensor
+    z_loss: Tensor | None = None
+    token_accuracy: Tensor | None = None
+    predicted_tokens: Tensor | None = None
+
+
+@overload
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -412,15 +474,63 @@ def cross_entropy(
     inplace: bool = False,
     lse_square_scale: float = 0.0,
     softcap: float | None = None,
-) -> Tensor:
-    """As torch.nn.functional.cross_entropy; against classes, computes the gradient with the loss.
+    return_z_loss: Literal[False] = False,
+    return_token_accuracy: Literal[False] = False,
+    return_predicted_tokens: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    inplace: bool = False,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
+) -> Tensor | CrossEntropyOutput: ...
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    inplace: bool = False,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
+) -> Tensor | CrossEntropyOutput:
+    """As torch.nn.functional.cross_entropy; computes the gradients with the loss.
 
     lse_square_scale: of a z-loss, the square of logsumexp(input), which is added to each row's.
     softcap: the input is softcap tanh(input / softcap), but -infinity stays. inplace: the gradient
-    overwrites the input, which no other operation may then use; not without gradients, nor for a
-    part of a tensor in compiled code, nor where PyTorch computes the loss. A target out of range
-    makes the loss NaN, a mean of no rows is 0. Under autocast the loss is float32. PyTorch's own
-    computes it against probabilities, and with label smoothing and class weights together.
+    overwrites the input, which no other operation may then use; not without gradients, against
+    probabilities, nor for a part of a tensor in compiled code. A target out of range makes the loss
+    NaN, a mean of no rows is 0, and a probability of 0 has no part in the loss, whatever its class
+    scores. Under autocast the loss is float32.
+
+    return_z_loss, return_token_accuracy, return_predicted_tokens: return a CrossEntropyOutput,
+    against classes. The z-loss is reduced as the loss, of which it is a part. A token's prediction
+    is the first class with the largest score, -1 where the target is ignored or softmax is NaN; the
+    accuracy is the share of counted targets that are predicted, for reduction='none' 1.0 or 0.0
+    each.
     """
     if not isinstance(input, Tensor) or not isinstance(target, Tensor):
         _refuse_others("cross_entropy", input=input, target=target)
@@ -428,24 +538,112 @@ def cross_entropy(
         reduction = _reduction.legacy_get_string(size_average, reduce)
     terms: tuple[float, ...] = ()
     has_terms = label_smoothing or lse_square_scale or softcap
-    if has_terms or weight is not None or target.dtype not in _CLASSES:
+    is_measured = return_z_loss or return_token_accuracy or return_predicted_tokens
+    if has_terms or is_measured or weight is not None or target.dtype not in _CLASSES:
         terms = _terms("cross_entropy", label_smoothing, lse_square_scale, softcap)
-        reason = _unserved_loss(target, weight, label_smoothing)
-        if reason is not None:
+        if target.dtype not in _CLASSES:
+            if is_measured:
+                expected = "classes, where z-loss, accuracy or predictions are returned"
+                refuse("cross_entropy", "target", expected, str(target.dtype))
+            return _against_probabilities(input, target, weight, ignore_index, reduction, terms)
+        if getattr(weight, "requires_grad", False) and not is_measured:
             given = (input, target, weight, ignore_index, reduction, None, *terms)
-            return call_pytorch("cross_entropy", reason, _their_regularized, *given)
-        terms = terms if has_terms else ()
+            return call_pytorch("cross_entropy", _WEIGHT, _their_regularized, *given)
+        terms = terms if has_terms or is_measured else ()
     reduced: str = reduction
     if input.dim() == 1:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
         reduced = "sum" if reduction == "none" else reduction
     dtype = _autocast_dtype(input) if input.dtype in _HALVES else None
     arguments = (input, target, weight, ignore_index, reduced, dtype)
+    if is_measured:
+        if inplace:
+            refuse("cross_entropy", "inplace", "False where measures are returned", "True")
+        measures = _measure(*arguments, *terms)
+        wanted = return_z_loss, return_token_accuracy, return_predicted_tokens
+        return _output(*measures, target, ignore_index, reduction, wanted)
     if not _records(input):
         return _regularized_loss(*arguments, *terms) if terms else _loss(*arguments)
     if inplace:
         return _in_place(*arguments, *terms)
     return _regularized(*arguments, *terms) if terms else _loss_and_gradient(*arguments)
+
+
+def _measure(input: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return loss, z-loss and predicted classes."""
+    if not _records(input):
+        loss, z_loss, predicted = _measured_loss(input, *others)
+    else:
+        loss, _, z_loss, predicted = _measured(input, *others)
+    return loss, z_loss, predicted
+
+
+def _output(
+    loss: Tensor,
+    z_loss: Tensor,
+    predicted: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    reduction: str,
+    wanted: tuple[bool, bool, bool],
+) -> CrossEntropyOutput:
+    """Return the loss with what is wanted of z-loss, accuracy and predictions."""
+    accuracy = None
+    if wanted[1]:
+        counts = target != ignore_index
+        right = ((predicted == target) & counts).to(torch.float32)
+        accuracy = right if reduction == "none" else right.sum() / counts.sum().clamp(min=1)
+        accuracy = accuracy.reshape(loss.shape)
+    z_loss = z_loss.reshape(loss.shape)
+    return CrossEntropyOutput(
+        loss, z_loss if wanted[0] else None, accuracy, predicted if wanted[2] else None
+    )
+
+
+def _against_probabilities(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    terms: tuple[float, ...],
+) -> Tensor:
+    """Compute a loss against probabilities, by PyTorch what no kernel takes."""
+    reason = _unserved_probabilities(input, target, weight, ignore_index)
+    if reason is not None:
+        given = (input, target, weight, ignore_index, reduction, None, *terms)
+        return call_pytorch("cross_entropy", reason, _their_regularized, *given)
+    if input.dim() == 1:
+        input, target = input.unsqueeze(0), target.unsqueeze(0)
+        reduction = "sum" if reduction == "none" else reduction
+    dtype = _autocast_dtype(input) or torch.promote_types(input.dtype, target.dtype)
+    if weight is not None:
+        dtype = torch.promote_types(dtype, weight.dtype)
+        weight = weight if weight.dtype == input.dtype else weight.to(dtype)
+    target = target if target.dtype == input.dtype else target.to(dtype)
+    others = (target, weight, reduction, None if dtype == input.dtype else dtype, *terms)
+    if _records(target):
+        return _dense_of_targets(input, *others)
+    return _dense(input, *others) if _records(input) else _dense_loss(input, *others)
+
+
+def _unserved_probabilities(
+    input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
+) -> Unserved | None:
+    """Return the argument of a loss against probabilities that kernels refuse."""
+    if target.dtype not in _FLOATS or target.shape != input.shape or not input.numel():
+        expected = f"classes, or probabilities of shape {tuple(input.shape)}, not empty"
+        return Unserved("target", expected, f"{target.dtype} of shape {tuple(target.shape)}")
+    if getattr(weight, "requires_grad", False):
+        return _WEIGHT
+    widest = torch.promote_types(input.dtype, target.dtype)
+    if weight is not None:
+        widest = torch.promote_types(widest, weight.dtype)
+    if widest == torch.float64 != input.dtype or input.dtype not in _FLOATS:
+        return Unserved("input", f"dtype {widest}", str(input.dtype))
+    if ignore_index >= 0:
+        return Unserved("ignore_index", "a negative number with probabilities", ignore_index)
+    return None
 
 
 def _terms(
@@ -462,17 +660,11 @@ def _terms(
     return float(label_smoothing), float(lse_square_scale), float(cap)
 
 
-def _unserved_loss(
-    target: Tensor, weight: Tensor | None, label_smoothing: float
-) -> Unserved | None:
+def _unserved_loss(target: Tensor, weight: Tensor | None) -> Unserved | None:
     """Return the argument of a loss that kernels refuse."""
     if target.dtype not in _CLASSES:
         return Unserved("target", "classes in int64 or int32", str(target.dtype))
-    if weight is not None and label_smoothing:
-        return Unserved("label_smoothing", "0 with a weight", label_smoothing)
-    if getattr(weight, "requires_grad", False):
-        return Unserved("weight", "a tensor that requires no gradient", "one that does")
-    return None
+    return _WEIGHT if getattr(weight, "requires_grad", False) else None
 
 
 def _records(x: Tensor) -> bool:
@@ -582,7 +774,7 @@ def linear_cross_entropy(
         reason: Unserved | None = _DERIVATIVE
     else:
         reason = _unserved_linear(input, linear_weight, target, linear_bias, weight, reduction)
-        reason = reason or _unserved_loss(target, weight, label_smoothing)
+        reason = reason or _unserved_loss(target, weight)
     if reason is not None:
         return call_pytorch(
             "linear_cross_entropy",

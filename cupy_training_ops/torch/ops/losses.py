@@ -18,7 +18,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ...errors import refuse, shown
-from ...families.cross_entropy.operators import CrossEntropyLossAndGrad
+from ...families.cross_entropy.operators import (
+    CrossEntropyLossAndGrad,
+    DenseCrossEntropyLossAndGrad,
+    MeasuredCrossEntropyLossAndGrad,
+)
 from ...families.elementwise.operators import ScaleInPlace
 from ...plan import align_up, ceil_div
 from .autograd import CustomOp
@@ -39,10 +43,15 @@ _ROWS = 128  # a chunk has whole tiles of a matrix product
 MOST_APART = 128  # rows
 
 
-def _loss_operator(reduction: str, dtype: torch.dtype | None, *terms: float) -> Any:
+def _loss_operator(
+    reduction: str,
+    dtype: torch.dtype | None,
+    *terms: float,
+    kind: Any = CrossEntropyLossAndGrad,
+) -> Any:
     output_type = None if dtype is None else str(dtype).removeprefix("torch.")
     named = dict(zip(("label_smoothing", "lse_square_scale", "softcap"), terms, strict=False))
-    return instance(CrossEntropyLossAndGrad, reduction=reduction, output_type=output_type, **named)
+    return instance(kind, reduction=reduction, output_type=output_type, **named)
 
 
 def _loss_and_gradient(
@@ -55,12 +64,29 @@ def _loss_and_gradient(
     dtype: torch.dtype | None,
     *terms: float,
     outputs: Sequence[str] | None = None,
+    kind: Any = CrossEntropyLossAndGrad,
 ) -> Any:
     inputs = (scores, target, weight, ignore_index, None)
-    return run(_loss_operator(reduction, dtype, *terms), *inputs, outputs=outputs)
+    return run(_loss_operator(reduction, dtype, *terms, kind=kind), *inputs, outputs=outputs)
 
 
 _loss = functools.partial(_loss_and_gradient, outputs=("output",))
+_measures = functools.partial(_loss_and_gradient, kind=MeasuredCrossEntropyLossAndGrad)
+
+
+def _dense_loss(
+    run: Run,
+    scores: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    dtype: torch.dtype | None,
+    *terms: float,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Return the loss against probabilities, and gradients by names of `outputs`."""
+    op = _loss_operator(reduction, dtype, *terms, kind=DenseCrossEntropyLossAndGrad)
+    return run(op, scores, target, weight, None, None, outputs=outputs)
 
 
 def _in_place(
@@ -84,17 +110,30 @@ def _in_place(
     return loss
 
 
-def _save(ctx: Any, _: Sequence[Any], results: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, _: Sequence[Any], results: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(results[1])
 
 
-def _derivative(ctx: Any, dloss: Tensor, _: None) -> tuple[Any, ...]:
+def _derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     if ctx.needs_input_grad[2]:
         refuse(
             "cto::cross_entropy", "weight", "a tensor that requires no gradient", "one that does"
         )
     (dscores,) = scale_gradients("cross_entropy", dloss, ctx.saved_tensors)
     return dscores, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+def _save_dense(ctx: Any, _: Sequence[Any], results: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*results[1:])
+
+
+def _dense_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
+    if ctx.needs_input_grad[2]:
+        expected = "a tensor that requires no gradient"
+        refuse("cto::dense_cross_entropy", "weight", expected, "one that does")
+    dscores, *dtarget = scale_gradients("dense_cross_entropy", dloss, ctx.saved_tensors)
+    others = [None] * (len(ctx.needs_input_grad) - 1)
+    return dscores, *dtarget, *others[len(dtarget) :]
 
 
 def scale_gradients(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -496,10 +535,43 @@ def _losses(prefix: str, terms: str) -> tuple[CustomOp, ...]:
 
 
 _LAYER = "Tensor hidden, Tensor weight, Tensor target, Tensor? bias, int ignore_index"
+_DENSE = (
+    "Tensor input, Tensor target, Tensor? weight=None, str reduction='mean', "
+    f"ScalarType? dtype=None, {_TERMS}"
+)
 DOORS = register(
     (
         *_losses("", ""),
         *_losses("regularized_", f", {_TERMS}"),
+        CustomOp(
+            f"measured_cross_entropy(Tensor input, {_ARGUMENTS}, {_TERMS}) "
+            "-> (Tensor loss, Tensor gradient, Tensor z_loss, Tensor predicted)",
+            _measures,
+            _save,
+            _derivative,
+        ),
+        CustomOp(
+            f"measured_cross_entropy_loss(Tensor input, {_ARGUMENTS}, {_TERMS}) "
+            "-> (Tensor loss, Tensor z_loss, Tensor predicted)",
+            functools.partial(_measures, outputs=("output", "z_loss", "predicted")),
+        ),
+        CustomOp(
+            f"dense_cross_entropy({_DENSE}) -> (Tensor loss, Tensor gradient)",
+            functools.partial(_dense_loss, outputs=("output", "d_scores")),
+            _save_dense,
+            _dense_derivative,
+        ),
+        CustomOp(
+            f"dense_cross_entropy_of_targets({_DENSE}) "
+            "-> (Tensor loss, Tensor gradient, Tensor target_gradient)",
+            _dense_loss,
+            _save_dense,
+            _dense_derivative,
+        ),
+        CustomOp(
+            f"dense_cross_entropy_loss({_DENSE}) -> Tensor",
+            functools.partial(_dense_loss, outputs=("output",)),
+        ),
         CustomOp("overwritten(Tensor input) -> Tensor", _check_overwriting, fake=_fake_check),
         CustomOp(
             f"linear_cross_entropy({_LAYER}, str reduction, ScalarType? dtype, "
