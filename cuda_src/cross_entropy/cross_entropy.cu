@@ -49,14 +49,15 @@ using A = Acc<T>;
 constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > NBYTES_BESIDE_WIDER
                                     ? NBYTES_BESIDE_WIDER
                                     : NBYTES;
-// Threads of a plan may have two batches: more elements in registers are spilled, before 8.0 beside
-// addresses of weights, and in columns of double beside its tanh.
+// Threads of a plan may have two batches: more elements in registers are spilled beside addresses of
+// weights, before 8.0 and where targets are wider.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int SHARE_NBYTES = NBYTES_OF_SHARES / 2;
 #else
-constexpr int SHARE_NBYTES = NBYTES > NBYTES_OF_SHARES ? NBYTES_OF_SHARES : NBYTES;
+constexpr int SHARE_NBYTES = sizeof(TTARGET) > sizeof(T) || NBYTES < NBYTES_OF_SHARES
+                                 ? NBYTES_OF_SHARES / 2
+                                 : NBYTES_OF_SHARES;
 #endif
-constexpr int REGULARIZED_ELEMENTS = sizeof(A) == sizeof(double) ? 1 : NBYTES / 16;
 constexpr int SHARE_WIDTH = 16 / (sizeof(T) > sizeof(TTARGET) ? sizeof(T) : sizeof(TTARGET));
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
@@ -421,17 +422,20 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
 }
 // loss_and_gradient with smoothed labels, a square of the logarithm of the sum, and capped scores; see
 // regularized.cuh. Scores are (n_outer, length, stride): a line's elements are `stride` apart.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) cross_entropy__regularized_columns(
-    const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
-    T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
-    const Acc<T>* divisor, double n, double smoothing, double square, double cap,
-    TOUT* square_output, Acc<T>* squares, i64* classes, i64 n_outer, i64 length, i64 stride) {
-    __shared__ A of_thread[MAX_THREADS];
+extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
+    cross_entropy__regularized_columns(const T* scores, const void* labels, const void* weights,
+                                       const __grid_constant__ Rule rule, T* gradient, TOUT* output,
+                                       Acc<T>* losses, const __grid_constant__ Either<1> scale,
+                                       const Acc<T>* divisor, double n, double smoothing,
+                                       double square, double cap, TOUT* square_output,
+                                       Acc<T>* squares, i64* classes, i64 n_outer, i64 length,
+                                       i64 stride) {
+    __shared__ A of_thread[REGULARIZED_THREADS];
     const LossAndGradient call =
         call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
     const Regularized terms =
         terms_of(length, smoothing, square, cap, square_output, squares, classes);
-    call.line(column_of<REGULARIZED_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread},
+    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread},
               terms);
 }
 
@@ -458,7 +462,7 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
 // The regularized loss against a share of each class; see shares.cuh. Targets are null for labels.
 // Arrays that are null are not written. Scores are (n_outer, length, stride): a line's elements are
 // `stride` apart.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     cross_entropy__shares_columns(const T* scores, const void* labels, const void* weights,
                                   const __grid_constant__ Rule rule, T* gradient, TOUT* output,
                                   Acc<T>* losses, const __grid_constant__ Either<1> scale,
@@ -466,7 +470,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
                                   double cap, TOUT* square_output, Acc<T>* squares, i64* classes,
                                   const void* targets, const void* row_weights,
                                   void* target_gradient, i64 n_outer, i64 length, i64 stride) {
-    __shared__ A of_thread[MAX_THREADS];
+    __shared__ A of_thread[REGULARIZED_THREADS];
     const LossAndGradient call =
         call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
     const Regularized terms =

@@ -17,7 +17,7 @@ constexpr int NBYTES_BESIDE_WIDER = 64;
 constexpr int NBYTES_OF_SHARES = 64;
 // Classes, which float32 counts exactly
 constexpr int MOST_SMOOTHED = 16777216;
-// Of a block over rows at most, as capped scores take registers
+// Of a block at most, as capped scores take registers
 constexpr int REGULARIZED_THREADS = 512;
 constexpr int SUM_THREADS = 256;
 // Over rows, at most: of losses and of weights

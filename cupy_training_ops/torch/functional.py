@@ -237,6 +237,8 @@ _dense, _dense_of_targets = [
 _check_overwriting = DOORS["overwritten"].every
 _linear_loss = DOORS["linear_cross_entropy"].every
 _linear_row_losses = DOORS["linear_cross_entropy_rows"].every
+_measured_linear_loss = DOORS["measured_linear_cross_entropy"].every
+_measured_row_losses = DOORS["measured_linear_cross_entropy_rows"].every
 
 
 def layer_norm(
@@ -660,13 +662,6 @@ def _terms(
     return float(label_smoothing), float(lse_square_scale), float(cap)
 
 
-def _unserved_loss(target: Tensor, weight: Tensor | None) -> Unserved | None:
-    """Return the argument of a loss that kernels refuse."""
-    if target.dtype not in _CLASSES:
-        return Unserved("target", "classes in int64 or int32", str(target.dtype))
-    return _WEIGHT if getattr(weight, "requires_grad", False) else None
-
-
 def _records(x: Tensor) -> bool:
     """Return True if autograd records a call; vmap hides requires_grad."""
     if not torch.is_grad_enabled():
@@ -755,31 +750,42 @@ def linear_cross_entropy(
     options: Any = None,
     lse_square_scale: float = 0.0,
     softcap: float | None = None,
-) -> Tensor:
+    return_z_loss: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
+) -> Tensor | CrossEntropyOutput:
     """As torch.nn.functional.linear_cross_entropy, without all scores in memory.
 
     input: shape (..., features), target: shape (...); or (rows, features) and (rows, ...) for a
-    linear_weight of shape (classes, ..., features). Rows are processed in chunks, whose scores
-    are overwritten by their gradient; gradients are computed with the loss, for reduction='none'
-    from scores that are computed again. lse_square_scale, softcap: as of cross_entropy. PyTorch's
-    own computes it against probabilities, and with label smoothing and class weights together, as
-    `options` say; kernels choose chunks themselves.
+    linear_weight of shape (classes, ..., features); probabilities have the classes as the dimension
+    after the rows. Rows are processed in chunks, whose scores are overwritten by their gradient;
+    gradients are computed with the loss, for reduction='none' from scores that are computed again.
+    If probabilities require gradients, which are as large, all scores are computed at once.
+    lse_square_scale, softcap, return_z_loss, return_token_accuracy, return_predicted_tokens: as of
+    cross_entropy. `options` are PyTorch's; kernels choose chunks themselves.
     """
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
     _refuse_others(
         "linear_cross_entropy", {"linear_bias": linear_bias, "weight": weight}, **tensors
     )
     terms = _terms("linear_cross_entropy", label_smoothing, lse_square_scale, softcap)
+    wanted = return_z_loss, return_token_accuracy, return_predicted_tokens
+    is_dense = target.dtype not in _CLASSES
+    if is_dense and any(wanted):
+        expected = "classes, where z-loss, accuracy or predictions are returned"
+        refuse("linear_cross_entropy", "target", expected, str(target.dtype))
     if not torch.compiler.is_compiling() and differentiates():
         reason: Unserved | None = _DERIVATIVE
     else:
-        reason = _unserved_linear(input, linear_weight, target, linear_bias, weight, reduction)
-        reason = reason or _unserved_loss(target, weight)
+        reason = _unserved_linear(
+            input, linear_weight, target, linear_bias, weight, reduction, ignore_index
+        )
     if reason is not None:
+        theirs_of_all = _their_linear_loss if not any(wanted) else _their_measured_linear_loss
         return call_pytorch(
             "linear_cross_entropy",
             reason,
-            _their_linear_loss,
+            theirs_of_all,
             input,
             linear_weight,
             target,
@@ -789,6 +795,7 @@ def linear_cross_entropy(
             ignore_index,
             options,
             terms,
+            *((wanted,) if any(wanted) else ()),
         )
     dtype, bias = None, linear_bias
     kind = input.device.type
@@ -797,17 +804,46 @@ def linear_cross_entropy(
         input, linear_weight = input.to(cast), linear_weight.to(cast)
         bias = None if bias is None else bias.to(cast)
     extents = linear_weight.shape[1:-1]
-    classes = target.reshape(-1, *extents) if extents else target.reshape(-1)
-    rows = input.reshape(classes.shape[0], input.shape[-1])
+    shape = target.shape
+    if is_dense:
+        if _records(target):
+            scores = _scores_of(input, linear_weight, bias)
+            return _against_probabilities(scores, target, weight, -100, reduction, terms)
+        if dtype is None and target.dtype != input.dtype:
+            dtype = torch.promote_types(input.dtype, target.dtype)
+        by_row = target.reshape(-1, len(linear_weight), *extents)
+        shape = (*input.shape[:-1], *extents)
+        if by_row.dtype != input.dtype and input.dtype in _HALVES:
+            by_row = by_row.float()
+        by_row = by_row.to(torch.promote_types(by_row.dtype, input.dtype))
+    else:
+        by_row = target.reshape(-1, *extents) if extents else target.reshape(-1)
+    rows = input.reshape(by_row.shape[0], input.shape[-1])
     linear_weight = linear_weight.flatten(0, -2)
     bias = None if bias is None else bias.flatten()
     ignored = -100 if ignore_index is None else ignore_index
+    z_loss = predicted = None
     if reduction == "none":
         others = (bias, ignored, dtype, weight, *terms)
-        return _linear_row_losses(rows, linear_weight, classes, *others).reshape(target.shape)
-    mask = tuple([x is not None and _records(x) for x in (input, linear_weight, bias)])
-    others = (bias, ignored, reduction, dtype, mask, weight, *terms)
-    return _linear_loss(rows, linear_weight, classes, *others)[0]
+        if not any(wanted):
+            return _linear_row_losses(rows, linear_weight, by_row, *others).reshape(shape)
+        found = _measured_row_losses(rows, linear_weight, by_row, *others)
+        loss, z_loss, predicted = [x.reshape(shape) for x in found]
+    else:
+        mask = tuple([x is not None and _records(x) for x in (input, linear_weight, bias)])
+        others = (bias, ignored, reduction, dtype, mask, weight, *terms)
+        if not any(wanted):
+            return _linear_loss(rows, linear_weight, by_row, *others)[0]
+        loss, *_, z_loss, predicted = _measured_linear_loss(rows, linear_weight, by_row, *others)
+        predicted = predicted.reshape(shape)
+    return _output(loss, z_loss, predicted, target, ignored, reduction, wanted)
+
+
+def _scores_of(input: Tensor, linear_weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the scores of a layer, with its classes after the rows."""
+    bias = None if bias is None else bias.flatten()
+    scores = theirs.linear(input, linear_weight.flatten(0, -2), bias)
+    return scores.reshape(*input.shape[:-1], *linear_weight.shape[:-1])
 
 
 def _unserved_linear(
@@ -817,6 +853,7 @@ def _unserved_linear(
     linear_bias: Tensor | None,
     weight: Tensor | None,
     reduction: str,
+    ignore_index: int | None,
 ) -> Unserved | None:
     """Return the argument of a linear layer's loss that kernels refuse."""
     if linear_weight.dim() < 2 or not input.dim() or linear_weight.shape[-1] != input.shape[-1]:
@@ -827,9 +864,16 @@ def _unserved_linear(
     if extents and (input.dim() != 2 or 0 in extents):
         expected = "shape (rows, features) where the loss has dimensions"
         return Unserved("input", expected, f"shape {tuple(input.shape)}")
-    if target.shape != (*input.shape[:-1], *extents):
-        expected = f"shape {(*input.shape[:-1], *extents)}, as the scores without classes"
-        return Unserved("target", expected, f"shape {tuple(target.shape)}")
+    classes = () if target.dtype in _CLASSES else (n_classes,)
+    if target.shape != (*input.shape[:-1], *classes, *extents):
+        expected = f"classes, or probabilities, of shape {(*input.shape[:-1], *classes, *extents)}"
+        return Unserved("target", expected, f"{target.dtype} of shape {tuple(target.shape)}")
+    if classes and (ignore_index is not None or target.dtype not in _FLOATS or not target.numel()):
+        return Unserved(
+            "target", "probabilities, not empty, without ignore_index", f"{target.dtype}"
+        )
+    if classes and target.dtype == torch.float64 != input.dtype:
+        return Unserved("target", f"dtype {input.dtype}", str(target.dtype))
     shapes = {"linear_bias": (linear_bias, (n_classes, *extents)), "weight": (weight, (n_classes,))}
     for name, (tensor, shape) in shapes.items():
         if tensor is not None and tensor.shape != shape:
@@ -840,7 +884,7 @@ def _unserved_linear(
     layer = (input, linear_weight) if linear_bias is None else (input, linear_weight, linear_bias)
     if len({x.dtype for x in layer}) > 1 and not torch.is_autocast_enabled(input.device.type):
         return Unserved("input", f"dtype {linear_weight.dtype}", str(input.dtype))
-    return _unserved_tensor(*layer)
+    return _WEIGHT if getattr(weight, "requires_grad", False) else _unserved_tensor(*layer)
 
 
 def _their_linear_loss(
@@ -867,10 +911,27 @@ def _their_linear_loss(
             label_smoothing=terms[0],
             options=options,
         )
-    bias = None if linear_bias is None else linear_bias.flatten()
-    scores = theirs.linear(input, linear_weight.flatten(0, -2), bias)
-    scores = scores.reshape(*input.shape[:-1], *linear_weight.shape[:-1])
+    scores = _scores_of(input, linear_weight, linear_bias)
     if target.shape == scores.shape and ignore_index is not None:
         refuse("linear_cross_entropy", "ignore_index", "None with probabilities", f"{ignore_index}")
     ignored = -100 if ignore_index is None else ignore_index
     return _their_regularized(scores, target, weight, ignored, reduction, None, *terms)
+
+
+def _their_measured_linear_loss(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int | None,
+    _: Any,
+    terms: tuple[float, ...],
+    wanted: tuple[bool, bool, bool],
+) -> CrossEntropyOutput:
+    ignored = -100 if ignore_index is None else ignore_index
+    scores = _scores_of(input, linear_weight, linear_bias)
+    given = (scores, target, weight, ignored, reduction, None, *terms)
+    loss, _, *measures = _their_measured(*given)
+    return _output(loss, *measures, target, ignored, reduction, wanted)

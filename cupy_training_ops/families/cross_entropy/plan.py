@@ -207,11 +207,12 @@ class Rows:
         written: tuple[Spec | None, ...],
         most_threads: int = MAX_THREADS,
         most_nbytes: int = HELD_NBYTES,
+        column_threads: int = MAX_THREADS,
         t_written: Dtype | None = None,
     ) -> plans.Launch | None:
         """The launch of the kernel that suits the lines; None where there is no line.
 
-        read, written: the arrays that have the lines. most_threads: of a line. most_nbytes: that a
+        read, written: the arrays that have the lines. most_threads, column_threads: of a row, and of a block of columns. most_nbytes: that a
         thread holds of each line in registers. t_written: the type of what the kernel writes or
         adds, by default that of the outputs.
         """
@@ -221,7 +222,7 @@ class Rows:
         n_read = sum(spec is not None for spec in read)
         nbytes = min(self._register_nbytes, most_nbytes)
         registers = Registers(
-            nbytes, len(read), self.t.itemsize, width, n_read, max_threads=most_threads
+            nbytes, len(read), self.t.itemsize, width, n_read, most_threads, column_threads
         )
         aligned = all(spec.aligned for spec in (*read, *written) if spec is not None)
         divided = division(self.lines, registers, aligned, kernels)
@@ -295,12 +296,14 @@ def both(
         written = (gradient, others.gradient)
         args = (*args, others.targets, others.row_weights, others.gradient)
         t_widest = max(scores.dtype, rows.t_target or scores.dtype, key=lambda t: t.itemsize)
+    most_threads = MAX_THREADS if kernels is LOSS_AND_GRADIENT else REGULARIZED_THREADS
     launch = rows.lines_launch(
         kernels,
         args,
         read,
         written,
-        most_threads=MAX_THREADS if kernels is LOSS_AND_GRADIENT else REGULARIZED_THREADS,
+        most_threads=most_threads,
+        column_threads=most_threads,
         most_nbytes=NBYTES_OF_SHARES if has_shares else HELD_NBYTES,
         t_written=t_widest,
     )

@@ -296,21 +296,37 @@ def _linear_cross_entropy(
     mask: Sequence[bool],
     class_weight: Tensor | None = None,
     *terms: float,
+    is_measured: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Return the loss and the gradients of hidden, weight and bias."""
+    """Return the loss and the gradients of hidden, weight and bias.
+
+    is_measured: followed by z-loss and predicted classes.
+    """
     if reduction not in ("mean", "sum"):
         refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
-    target = target.contiguous()
     wide = _wide(hidden)
     class_weight, largest = _bounded(class_weight, wide)
-    divisor = 1 / largest
+    targets = _targets_of(
+        hidden, target, class_weight, ignore_index, "sum", terms, is_measured=is_measured
+    )
+    scale: Any = 1 / largest
+    if targets.row_weights is not None:
+        bound = _bound_of_shares(target, len(hidden) * hidden.element_size(), wide)
+        targets.row_weights.div_(bound)
+        scale = scale / bound
+    divisor: Any = scale
     if reduction == "mean":
-        n_classes = len(weight) // math.prod(target.shape[1:])
-        divisor = _count(target, n_classes, class_weight, ignore_index).to(wide)
-    op = _loss_operator("sum", wide, *terms)
-    targets = _Targets(op, target, class_weight, ignore_index, None)
+        n_classes = len(weight) // math.prod(targets.rows_shape[1:])
+        if targets.row_weights is None:
+            divisor = _count(targets.target, n_classes, class_weight, ignore_index).to(wide)
+        else:
+            divisor = scale * max(math.prod(targets.rows_shape), 1)
     loss, *sums = _sum_chunks((hidden, weight, bias), targets, mask, divisor)
-    return (loss / divisor).to(dtype or hidden.dtype), *sums
+    loss = (loss / divisor).to(dtype or hidden.dtype)
+    if targets.measures is None:
+        return loss, *sums
+    z_loss, predicted = targets.measures
+    return loss, *sums, (z_loss / divisor).to(loss.dtype), predicted
 
 
 def _row_losses(
@@ -323,14 +339,21 @@ def _row_losses(
     dtype: torch.dtype | None,
     class_weight: Tensor | None,
     *terms: float,
-) -> Tensor:
+    is_measured: bool = False,
+) -> Any:
     """Return each row's loss; scores are computed again for gradients."""
     wide = _wide(hidden)
-    op = _loss_operator("none", wide, *terms)
-    targets = _Targets(op, target.contiguous(), _as(class_weight, wide), ignore_index, None)
+    class_weight = _as(class_weight, wide)
+    targets = _targets_of(
+        hidden, target, class_weight, ignore_index, "none", terms, is_measured=is_measured
+    )
     no_divisor = hidden.new_ones((), dtype=wide)
     loss = _sum_chunks((hidden, weight, bias), targets, (False,) * 3, no_divisor)[0]
-    return loss.to(dtype or hidden.dtype)
+    loss = loss.to(dtype or hidden.dtype)
+    if targets.measures is None:
+        return loss
+    z_loss, predicted = targets.measures
+    return loss, z_loss.to(loss.dtype), predicted
 
 
 def _row_gradients(
@@ -351,10 +374,27 @@ def _row_gradients(
     wide = _wide(hidden)
     class_weight, largest = _bounded(class_weight, wide)
     slopes, largest_slope = _bounded(dloss, wide)
-    op = _loss_operator("none", wide, label_smoothing, lse_square_scale, softcap)
-    targets = _Targets(op, target.contiguous(), class_weight, ignore_index, slopes)
-    layer, divisor = (hidden, weight, bias), 1 / (largest * largest_slope)
-    return _sum_chunks(layer, targets, mask, divisor)[1:]
+    terms = label_smoothing, lse_square_scale, softcap
+    targets = _targets_of(hidden, target, class_weight, ignore_index, "none", terms)
+    divisor = 1 / (largest * largest_slope)
+    if targets.row_weights is None:
+        targets = targets._replace(slopes=slopes)
+    else:
+        bound = _bound_of_shares(target, len(hidden) * hidden.element_size(), wide)
+        targets = targets._replace(row_weights=slopes / bound)
+        divisor = divisor / bound
+    return _sum_chunks((hidden, weight, bias), targets, mask, divisor)[1:]
+
+
+def _bound_of_shares(target: Tensor, row_nbytes: int, wide: torch.dtype) -> Tensor:
+    """Return the largest sum of a row's targets, at least 1: gradients of scores are below it."""
+    sums = [
+        target[rows].abs().sum(1, dtype=wide).amax()
+        for rows in chunks(len(target), max(row_nbytes, target[:1].nbytes))
+        if target.numel()
+    ]
+    bound = torch.stack(sums).amax() if sums else target.new_ones((), dtype=wide)
+    return bound.clamp(min=1)
 
 
 def _wide(hidden: Tensor) -> torch.dtype:
@@ -376,18 +416,93 @@ def _bounded(x: Tensor | None, wide: torch.dtype) -> tuple[Any, Any]:
 
 
 class _Targets(NamedTuple):
-    """Targets of all rows, with the operator of their losses."""
+    """Targets of all rows, with the operator of their losses.
+
+    Probabilities have `row_weights`, which are 0 where a row is left out; classes have `slopes`,
+    the gradients of the rows' losses. measures: z-loss and predicted classes, which are computed.
+    """
 
     op: Any
     target: Tensor
     class_weight: Tensor | None
     ignore_index: int
-    slopes: Tensor | None  # gradients of the rows' losses
+    row_weights: Tensor | None = None
+    slopes: Tensor | None = None
+    measures: tuple[Tensor, Tensor] | None = None
 
     @property
     def headroom(self) -> int:
         """Return the bound of gradients of scores, for logarithms up to 15 / lse_square_scale."""
         return 32 if self.op.lse_square_scale else 1
+
+    @property
+    def rows_shape(self) -> tuple[int, ...]:
+        """Return the shape of the rows' losses."""
+        return tuple((self.target if self.row_weights is None else self.row_weights).shape)
+
+    def without(self, rows: Tensor) -> _Targets:
+        """Return targets of which some rows do not count."""
+        if self.row_weights is not None:
+            return self._replace(row_weights=self.row_weights.index_fill(0, rows, 0))
+        return self._replace(target=self.target.index_fill(0, rows, self.ignore_index))
+
+    def compute(
+        self, scores: Tensor, rows: slice | Tensor, scale: Tensor, *, overwrites: bool
+    ) -> Tensor:
+        """Return the loss of some rows; their gradient overwrites the scores."""
+        target, others = self.target[rows], self.ignore_index
+        if self.row_weights is not None:
+            others = self.row_weights[rows]
+        inputs = (scores, target, self.class_weight, others, scale)
+        names = [output.name for output in self.op.outputs]
+        outputs = [name for name in names if name != "d_target"]
+        if overwrites:
+            out = [scores if name == "d_scores" else None for name in names]
+            results = self.op(*inputs, out=tuple(out), outputs=tuple(outputs))
+        else:
+            outputs.remove("d_scores")
+            results = self.op(*inputs, outputs=tuple(outputs))
+        if overwrites and self.slopes is not None:
+            scores *= self.slopes[rows].unsqueeze(1)
+        if self.measures is not None:
+            z_loss, predicted = self.measures
+            _add(z_loss, rows, results[2])
+            predicted[rows] = torch.maximum(predicted[rows], results[3])
+        return results[0]
+
+
+def _targets_of(
+    hidden: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    terms: Sequence[float],
+    *,
+    is_measured: bool = False,
+) -> _Targets:
+    """Return targets with the operator of their losses, which are reduced, in a wide type."""
+    wide, kind = _wide(hidden), CrossEntropyLossAndGrad
+    is_dense = target.is_floating_point()
+    if is_dense or is_measured:
+        kind = DenseCrossEntropyLossAndGrad if is_dense else MeasuredCrossEntropyLossAndGrad
+    op, target = _loss_operator(reduction, wide, *terms, kind=kind), target.contiguous()
+    targets = _Targets(op, target, class_weight, ignore_index)
+    if is_dense:
+        shape = (len(target), *target.shape[2:])
+        return targets._replace(row_weights=hidden.new_ones(shape, dtype=wide))
+    if not is_measured:
+        return targets
+    z_loss = hidden.new_zeros(target.shape if reduction == "none" else (), dtype=wide)
+    return targets._replace(measures=(z_loss, torch.full_like(target, -1, dtype=torch.int64)))
+
+
+def _add(total: Tensor, rows: slice | Tensor, of_rows: Tensor) -> None:
+    """Add numbers of some rows, or their sum, to those of all."""
+    if total.dim():
+        total[rows] += of_rows
+    else:
+        total += of_rows
 
 
 def _sum_chunks(
@@ -395,20 +510,20 @@ def _sum_chunks(
 ) -> tuple[Tensor, ...]:
     """Return the loss, a sum or one of each row, and gradients of the layer, divided.
 
-    A target of shape (rows, ...) has its classes in a weight of shape (classes * ..., features).
+    Rows whose loss has a shape have their classes in a weight of shape (classes * ..., features).
     Chunks are summed without the rows of `sums.apart`, divided, and then those rows are added.
     """
     hidden, weight, _ = layer
-    wide, target = _wide(hidden), targets.target
-    loss = hidden.new_zeros(target.shape if targets.op.reduction == "none" else (), dtype=wide)
+    wide, is_each = _wide(hidden), targets.op.reduction == "none"
+    loss = hidden.new_zeros(targets.rows_shape if is_each else (), dtype=wide)
     if not isinstance(divisor, Tensor):
         divisor = hidden.new_full((), divisor, dtype=wide)
     pieces = list(chunks(len(hidden), len(weight) * hidden.element_size()))
     sums = _Sums(layer, mask, len(pieces), targets.headroom)
-    scale = target.new_full((1,), sums.scale, dtype=torch.float32)
+    scale = hidden.new_full((1,), sums.scale, dtype=torch.float32)
     apart, others = sums.apart, targets
     if apart is not None:
-        others = targets._replace(target=target.index_fill(0, apart, targets.ignore_index))
+        others = targets.without(apart)
     for rows in pieces:
         _add_chunk(others, sums, rows, layer, scale, loss)
     sums.divide(divisor)
@@ -426,26 +541,17 @@ def _add_chunk(
     loss: Tensor,
 ) -> None:
     """Add the loss of some rows to `loss`, and their gradients to `sums`."""
-    op, target, class_weight, ignore_index, slopes = targets
     hidden, weight, bias = layer
     scores = linear(hidden[rows], weight, bias)
-    extents = target.shape[1:]
+    extents = targets.rows_shape[1:]
     by_class = scores.view(len(scores), len(weight) // math.prod(extents), *extents)
-    inputs = (by_class, target[rows], class_weight, ignore_index, scale)
+    _add(loss, rows, targets.compute(by_class, rows, scale, overwrites=sums.are_wanted))
     if not sums.are_wanted:
-        found, _ = op(*inputs, outputs=("output",))
+        return
+    if isinstance(rows, slice):
+        sums.add(rows, hidden[rows], scores)
     else:
-        found, _ = op(*inputs, out=(None, by_class))
-        if slopes is not None:
-            by_class *= slopes[rows].unsqueeze(1)
-        if isinstance(rows, slice):
-            sums.add(rows, hidden[rows], scores)
-        else:
-            sums.add_apart(hidden[rows], scores)
-    if loss.dim():
-        loss[rows] += found
-    else:
-        loss += found
+        sums.add_apart(hidden[rows], scores)
 
 
 def _count(
@@ -473,9 +579,23 @@ def _fake_gradients(layer: Sequence[Any], mask: Sequence[bool]) -> tuple[Tensor,
     return tuple([x.new_empty(x.shape) if wanted else empty.clone() for x, wanted in pairs])
 
 
+def _fake_measured_linear(*arguments: Any) -> tuple[Tensor, ...]:
+    loss, *gradients = _fake_linear(*arguments)
+    predicted = arguments[2].new_empty(arguments[2].shape, dtype=torch.int64)
+    return loss, *gradients, loss.clone(), predicted
+
+
 def _fake_row_losses(*arguments: Any) -> Tensor:
     hidden, _, target, _, _, dtype, *_ = arguments
-    return hidden.new_empty(target.shape, dtype=dtype or hidden.dtype)
+    shape = target.shape
+    if target.is_floating_point():
+        shape = (*shape[:1], *shape[2:])
+    return hidden.new_empty(shape, dtype=dtype or hidden.dtype)
+
+
+def _fake_measured_rows(*arguments: Any) -> tuple[Tensor, ...]:
+    loss = _fake_row_losses(*arguments)
+    return loss, loss.clone(), loss.new_empty(loss.shape, dtype=torch.int64)
 
 
 def _fake_row_gradients(*arguments: Any) -> tuple[Tensor, ...]:
@@ -485,7 +605,7 @@ def _fake_row_gradients(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _save_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
     ctx.mask = tuple(arguments[7])
-    ctx.save_for_backward(*results[1:])
+    ctx.save_for_backward(*results[1:4])
 
 
 def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
@@ -497,13 +617,13 @@ def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     return hidden, weight, None, bias, *[None] * (len(ctx.needs_input_grad) - 4)
 
 
-def _save_rows(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
+def _save_rows(ctx: Any, arguments: Sequence[Any], _: Any) -> None:
     hidden, weight, target, bias, ctx.ignore_index, _, class_weight, *terms = arguments
     ctx.terms = tuple(terms)
     ctx.save_for_backward(hidden, weight, target, bias, class_weight)
 
 
-def _rows_derivative(ctx: Any, dloss: Tensor) -> tuple[Any, ...]:
+def _rows_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     hidden, weight, target, bias, class_weight = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[1], needs[3])
@@ -589,6 +709,24 @@ DOORS = register(
             _save_rows,
             _rows_derivative,
             _fake_row_losses,
+        ),
+        CustomOp(
+            f"measured_linear_cross_entropy({_LAYER}, str reduction, ScalarType? dtype, "
+            f"bool[3] output_mask, Tensor? class_weight=None, {_TERMS}) "
+            "-> (Tensor loss, Tensor, Tensor, Tensor, Tensor z_loss, Tensor predicted)",
+            functools.partial(_linear_cross_entropy, is_measured=True),
+            _save_linear,
+            _linear_derivative,
+            _fake_measured_linear,
+        ),
+        CustomOp(
+            f"measured_linear_cross_entropy_rows({_LAYER}, ScalarType? dtype, "
+            f"Tensor? class_weight, {_TERMS}) "
+            "-> (Tensor loss, Tensor z_loss, Tensor predicted)",
+            functools.partial(_row_losses, is_measured=True),
+            _save_rows,
+            _rows_derivative,
+            _fake_measured_rows,
         ),
         CustomOp(
             "linear_cross_entropy_rows_backward(Tensor grad, Tensor hidden, Tensor weight, "
