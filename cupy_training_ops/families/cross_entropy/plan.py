@@ -76,8 +76,8 @@ class Targets:
 
     @property
     def are_equal(self) -> bool:
-        """True if every row has weight 1."""
-        return self.weights is None and self.ignore_index is None
+        """True if every row has weight 1, as those without labels have."""
+        return self.labels is None or (self.weights is None and self.ignore_index is None)
 
     @property
     def args(self) -> tuple[object, ...]:
@@ -193,7 +193,8 @@ class Rows:
         if losses is None:
             return None
         differ = targets is not None and self.differ(targets)
-        has_weights = targets is not None and (differ or targets.weights is not None)
+        has_labels = targets is not None and targets.labels is not None
+        has_weights = has_labels and (differ or targets.weights is not None)
         weights = targets.args if targets is not None and has_weights else NO_TARGETS
         n = 0.0 if differ else self.count()
         args = (losses, self.lines.count, *weights, are_weighted, n, *self._sums, output)
@@ -277,9 +278,7 @@ def both(
     probabilities: Probabilities | None = None,
 ) -> plans.Plan:
     """Loss and gradient of the scores; without labels, against probabilities."""
-    divides, divisor = (None, (None, rows.count()))
-    if targets.labels is not None:
-        divides, divisor = rows.divisor(targets)
+    divides, divisor = rows.divisor(targets)
     losses, squares = rows.losses(output), rows.losses(terms.z_loss)
     args = (scores, *targets.args, gradient, *losses, scale, *divisor)
     read: tuple[Spec | None, ...] = (scores,)
@@ -307,9 +306,8 @@ def both(
         most_nbytes=NBYTES_OF_SHARES if has_shares else HELD_NBYTES,
         t_written=t_widest,
     )
-    summed = None if targets.labels is None else targets
     totals = [
-        rows.total(of_all, of_rows, summed, are_weighted=has_shares)
+        rows.total(of_all, of_rows, targets, are_weighted=has_shares)
         for of_all, of_rows in ((output, losses[1]), (terms.z_loss, squares[1]))
     ]
     return rows.plan(divides, launch, *totals)
