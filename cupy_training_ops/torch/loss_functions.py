@@ -243,7 +243,8 @@ def cross_entropy(
             given = (input, target, weight, ignore_index, reduction, None, *terms)
             return call_pytorch("cross_entropy", _WEIGHT, _their_regularized, *given)
         terms = terms if has_terms or is_measured else ()
-    reduced, whole_target = str(reduction), target
+    reduced: str = reduction
+    whole_target = target
     if input.dim() == 1:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
         reduced = "sum" if reduction == "none" else reduction
@@ -547,8 +548,9 @@ def _unserved_linear(
         return Unserved("input", expected, f"shape {tuple(input.shape)}")
     classes = () if target.dtype in _CLASSES else (n_classes,)
     if target.shape != (*input.shape[:-1], *classes, *extents):
-        expected = f"classes, or probabilities, of shape {(*input.shape[:-1], *classes, *extents)}"
-        return Unserved("target", expected, f"{target.dtype} of shape {tuple(target.shape)}")
+        expected = f"shape {(*input.shape[:-1], *classes, *extents)}, as the scores"
+        expected += "" if classes else " without classes"
+        return Unserved("target", expected, f"shape {tuple(target.shape)}")
     if classes and (ignore_index is not None or target.dtype not in FLOATS or not target.numel()):
         return Unserved(
             "target", "probabilities, not empty, without ignore_index", f"{target.dtype}"

@@ -505,7 +505,7 @@ class CrossEntropyLossAndGrad(SparseOp):
         *SoftmaxCrossEntropyLossInternal.inputs,
         LOSS_SCALE,
     )
-    outputs: tuple[Output, ...] = (
+    outputs: ClassVar[tuple[Output, ...]] = (
         Output("output", "TOut", shape=LOSS_SHAPE),
         Output("d_scores", "T", may_alias=("scores",), shape="shape of scores"),
     )

@@ -193,9 +193,9 @@ class Rows:
         if losses is None:
             return None
         differ = targets is not None and self.differ(targets)
-        has_labels = targets is not None and targets.labels is not None
-        has_weights = has_labels and (differ or targets.weights is not None)
-        weights = targets.args if targets is not None and has_weights else NO_TARGETS
+        weights: tuple[object, ...] = NO_TARGETS
+        if targets is not None and targets.labels is not None and (differ or targets.weights):
+            weights = targets.args
         n = 0.0 if differ else self.count()
         args = (losses, self.lines.count, *weights, are_weighted, n, *self._sums, output)
         return self._over_rows("cross_entropy__total", args)
@@ -213,9 +213,9 @@ class Rows:
     ) -> plans.Launch | None:
         """The launch of the kernel that suits the lines; None where there is no line.
 
-        read, written: the arrays that have the lines. most_threads, column_threads: of a row, and of a block of columns. most_nbytes: that a
-        thread holds of each line in registers. t_written: the type of what the kernel writes or
-        adds, by default that of the outputs.
+        read, written: the arrays that have the lines. most_threads, column_threads: of a row, and
+        of a block of columns. most_nbytes: that a thread holds of each line in registers.
+        t_written: the type of what the kernel writes or adds, by default that of the outputs.
         """
         if not self.lines.count:
             return None

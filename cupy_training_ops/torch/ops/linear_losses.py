@@ -160,16 +160,14 @@ def _linear_cross_entropy(
     if reduction not in ("mean", "sum"):
         refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
     wide = _wide(hidden)
-    class_weight, largest = _bounded(class_weight, wide)
+    class_weight, largest = _bounded_classes(class_weight, target, wide)
     targets = _targets_of(
         hidden, target, class_weight, ignore_index, "sum", terms, is_measured=is_measured
     )
-    scale: Any = 1 / largest
     if targets.row_weights is not None:
-        bound = _bound_of_shares(target, len(hidden) * hidden.element_size(), wide)
-        targets.row_weights.div_(bound)
-        scale = scale / bound
-    divisor: Any = scale
+        targets.row_weights.div_(largest)
+    scale: Any = 1 / largest
+    divisor = scale
     if reduction == "mean":
         n_classes = len(weight) // math.prod(targets.rows_shape[1:])
         if targets.row_weights is None:
@@ -227,29 +225,36 @@ def _row_gradients(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of hidden, weight and bias from those of the rows' losses."""
     wide = _wide(hidden)
-    class_weight, largest = _bounded(class_weight, wide)
+    class_weight, largest = _bounded_classes(class_weight, target, wide)
     slopes, largest_slope = _bounded(dloss, wide)
     terms = label_smoothing, lse_square_scale, softcap
     targets = _targets_of(hidden, target, class_weight, ignore_index, "none", terms)
-    divisor = 1 / (largest * largest_slope)
     if targets.row_weights is None:
         targets = targets._replace(slopes=slopes)
     else:
-        bound = _bound_of_shares(target, len(hidden) * hidden.element_size(), wide)
-        targets = targets._replace(row_weights=slopes / bound)
-        divisor = divisor / bound
+        targets = targets._replace(row_weights=slopes / largest)
+    divisor = 1 / (largest * largest_slope)
     return _sum_chunks((hidden, weight, bias), targets, mask, divisor)[1:]
 
 
-def _bound_of_shares(target: Tensor, row_nbytes: int, wide: torch.dtype) -> Tensor:
-    """Return the largest sum of a row's targets, at least 1: gradients of scores are below it."""
-    sums = [
-        target[rows].abs().sum(1, dtype=wide).amax()
-        for rows in chunks(len(target), max(row_nbytes, target[:1].nbytes))
-        if target.numel()
-    ]
-    bound = torch.stack(sums).amax() if sums else target.new_ones((), dtype=wide)
-    return bound.clamp(min=1)
+def _bounded_classes(
+    class_weight: Tensor | None, target: Tensor, wide: torch.dtype
+) -> tuple[Tensor | None, Any]:
+    """Return weights of classes, and the number to divide losses by for gradients of at most 1.
+
+    For classes the weights are divided by it, as they multiply all of a row's loss; of
+    probabilities it bounds the sum of a row's shares.
+    """
+    if not target.is_floating_point():
+        return _bounded(class_weight, wide)
+    class_weight = _as(class_weight, wide)
+    row_nbytes = math.prod(target.shape[1:]) * target.element_size()
+    sums = [target[rows].abs().sum(1, dtype=wide) for rows in chunks(len(target), row_nbytes)]
+    bound = torch.stack([each.amax() for each in sums if each.numel()] or [target.new_ones(())])
+    bound = bound.to(wide).amax().clamp(min=1)
+    if class_weight is not None and class_weight.numel():
+        bound = bound * class_weight.abs().amax().clamp(min=1)
+    return class_weight, bound
 
 
 def _wide(hidden: Tensor) -> torch.dtype:
