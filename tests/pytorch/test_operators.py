@@ -59,7 +59,10 @@ def forwards(leaf, labels):
         "measured_cross_entropy": (x, ignoring, classes, -100, "mean", None, *TERMS),
         "dense_cross_entropy": (x, shares, classes, "mean", None, *TERMS),
         "dense_cross_entropy rows": (image, image_shares, None, "none", None, 0.0, *TERMS[1:]),
-        "dense_cross_entropy_of_targets": (x, leaf(4, 6), classes, "sum", None, *TERMS),
+        "dense_cross_entropy_of_targets": (
+            *(x, shares.clone().requires_grad_(), classes, "sum", None),
+            *TERMS,
+        ),
         "measured_linear_cross_entropy": (
             *(x, leaf(9, 6), labels(9, 4), leaf(9), -100, "mean", None, [True] * 3, None),
             *TERMS,
