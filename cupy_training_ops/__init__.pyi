@@ -2338,7 +2338,7 @@ def dense_cross_entropy_loss_and_grad(
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Loss against probabilities, and its gradients: the loss of a row is -sum of share log_prob. Returns (output, d_scores, d_target)."""
+    """Loss against probabilities, and its gradients: loss of a row = -sum of share log_prob. Returns (output, d_scores, d_target)."""
 @overload
 def dense_cross_entropy_loss_and_grad(
     scores: _NumPy, target: _NumPy, weights: _NumPy | None = None,
@@ -4354,7 +4354,7 @@ def measured_cross_entropy_loss_and_grad(
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """CrossEntropyLossAndGrad with numbers to watch, of the same pass over the scores. Returns (output, d_scores, z_loss, predicted)."""
+    """Loss, gradient and numbers to watch: z_loss of a row = lse_square_scale ln(sum of e^scores)^2. Returns (output, d_scores, z_loss, predicted)."""
 @overload
 def measured_cross_entropy_loss_and_grad(
     scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
@@ -7897,7 +7897,7 @@ class CrossEntropyLossAndGrad(Op):
     ) -> int: ...
 
 class DenseCrossEntropyLossAndGrad(Op):
-    """Loss against probabilities, and its gradients: the loss of a row is -sum of share log_prob. Returns (output, d_scores, d_target)."""
+    """Loss against probabilities, and its gradients: loss of a row = -sum of share log_prob. Returns (output, d_scores, d_target)."""
     reduction: Final[Literal["mean", "sum", "none"]]
     output_type: Final[np.dtype[Any] | None]
     label_smoothing: Final[float]
@@ -10574,7 +10574,7 @@ class MaxPoolGrad(Op):
     ) -> int: ...
 
 class MeasuredCrossEntropyLossAndGrad(Op):
-    """CrossEntropyLossAndGrad with numbers to watch, of the same pass over the scores. Returns (output, d_scores, z_loss, predicted)."""
+    """Loss, gradient and numbers to watch: z_loss of a row = lse_square_scale ln(sum of e^scores)^2. Returns (output, d_scores, z_loss, predicted)."""
     reduction: Final[Literal["mean", "sum", "none"]]
     output_type: Final[np.dtype[Any] | None]
     check: Final[bool]

@@ -82,6 +82,7 @@ CHECK = attribute(
     doc="True refuses labels out of range before any launch, for which the call reads the labels, "
     "waits for the device and cannot be captured in a graph",
 )
+DENSE_LOSS_SHAPE = "shape (), or for reduction='none' that of scores without C"
 LOSS_SHAPE = "shape (), or for reduction='none' the shape of the labels"
 
 SCORES = Input("scores", "T", shape="shape (N, C, ...)")
@@ -536,9 +537,10 @@ class CrossEntropyLossAndGrad(SparseOp):
 
 
 class MeasuredCrossEntropyLossAndGrad(CrossEntropyLossAndGrad):
-    """CrossEntropyLossAndGrad with numbers to watch, of the same pass over the scores.
+    """Loss, gradient and numbers to watch: z_loss of a row = lse_square_scale ln(sum of e^scores)^2.
 
-    z_loss is the part of the output that lse_square_scale adds. predicted is the first class with
+    As CrossEntropyLossAndGrad, in the same pass over the scores: z_loss, with the rows' weights and
+    reduced, is the part of the output that lse_square_scale adds. predicted is the first class with
     the largest score, -1 in rows that are ignored and where softmax is NaN: the accuracy is the
     share of rows that have it as their label. There are 2^24 classes at most.
 
@@ -563,7 +565,7 @@ class MeasuredCrossEntropyLossAndGrad(CrossEntropyLossAndGrad):
 
 
 class DenseCrossEntropyLossAndGrad(CrossEntropyOp):
-    """Loss against probabilities, and its gradients: the loss of a row is -sum of share log_prob.
+    """Loss against probabilities, and its gradients: loss of a row = -sum of share log_prob.
 
     share = weights ((1 - label_smoothing) target + label_smoothing / C), of each class; log_prob is
     that of softcap tanh(scores / softcap), where -infinity stays. lse_square_scale ln(sum of
@@ -591,7 +593,7 @@ class DenseCrossEntropyLossAndGrad(CrossEntropyOp):
         LOSS_SCALE,
     )
     outputs = (
-        Output("output", "TOut", shape="shape (), or for reduction='none' (N, ...)"),
+        Output("output", "TOut", shape=DENSE_LOSS_SHAPE),
         Output("d_scores", "T", may_alias=("scores",), shape="shape of scores"),
         Output("d_target", "TTarget", may_alias=("target",), shape="shape of scores"),
     )

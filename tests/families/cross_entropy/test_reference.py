@@ -332,7 +332,6 @@ def test_predicted_classes(anywhere) -> None:
         *map(anywhere.place, (scores, labels)),
         None,
         IGNORED,
-        outputs=("predicted",),
     )
     assert anywhere.host(found[3]).tolist() == [7, 3, 39, -1, -1, -1, -1]
 
