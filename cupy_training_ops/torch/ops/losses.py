@@ -114,17 +114,17 @@ def _derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     return dscores, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
-def _save_dense(ctx: Any, _: Sequence[Any], results: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*results[1:])
+def _save_both(ctx: Any, _: Sequence[Any], results: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*results[1:])  # two gradients, or one tensor of both
 
 
-def _dense_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
+def _derivative_of_both(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     if ctx.needs_input_grad[2]:
         expected = "a tensor that requires no gradient"
         refuse("cto::dense_cross_entropy", "weight", expected, "one that does")
-    dscores, *dtarget = scale_gradients("dense_cross_entropy", dloss, ctx.saved_tensors)
-    others = [None] * (len(ctx.needs_input_grad) - 1)
-    return dscores, *dtarget, *others[len(dtarget) :]
+    gradients = scale_gradients("dense_cross_entropy", dloss, ctx.saved_tensors)
+    dscores, dtarget = gradients if len(gradients) == 2 else gradients[0].unbind(0)
+    return dscores, dtarget, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
 def scale_gradients(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -215,15 +215,15 @@ DOORS = register(
         CustomOp(
             f"dense_cross_entropy({_DENSE}) -> (Tensor loss, Tensor gradient)",
             functools.partial(_dense_loss, outputs=("output", "d_scores")),
-            _save_dense,
-            _dense_derivative,
+            _save,
+            _derivative,
         ),
         CustomOp(
             f"dense_cross_entropy_of_targets({_DENSE}) "
             "-> (Tensor loss, Tensor gradient, Tensor target_gradient)",
             _dense_loss,
-            _save_dense,
-            _dense_derivative,
+            _save_both,
+            _derivative_of_both,
         ),
         CustomOp(
             f"dense_cross_entropy_loss({_DENSE}) -> Tensor",
