@@ -49,15 +49,6 @@ using A = Acc<T>;
 constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > NBYTES_BESIDE_WIDER
                                     ? NBYTES_BESIDE_WIDER
                                     : NBYTES;
-// Threads of a plan may have two batches: more elements in registers are spilled beside addresses of
-// weights, before 8.0 and where targets are wider.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-constexpr int SHARE_NBYTES = NBYTES_OF_SHARES / 2;
-#else
-constexpr int SHARE_NBYTES = sizeof(TTARGET) > sizeof(T) || NBYTES < NBYTES_OF_SHARES
-                                 ? NBYTES_OF_SHARES / 2
-                                 : NBYTES_OF_SHARES;
-#endif
 constexpr int SHARE_WIDTH = 16 / (sizeof(T) > sizeof(TTARGET) ? sizeof(T) : sizeof(TTARGET));
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
@@ -455,7 +446,7 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     const Regularized terms =
         terms_of(length, smoothing, square, cap, square_output, squares, classes);
     const Shares shares = shares_of(call, terms, targets, row_weights, target_gradient);
-    shares.line(seated_row_of<SHARE_WIDTH, SHARE_NBYTES / (SHARE_WIDTH * sizeof(T) * 2)>(
+    shares.line(seated_row_of<SHARE_WIDTH, NBYTES_OF_SHARES / (SHARE_WIDTH * sizeof(T) * 2)>(
                     n_rows, length, threads),
                 RowThreads<A>{threads, of_warp});
 }
@@ -476,7 +467,7 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     const Regularized terms =
         terms_of(length, smoothing, square, cap, square_output, squares, classes);
     const Shares shares = shares_of(call, terms, targets, row_weights, target_gradient);
-    shares.line(column_of<COLUMN_ELEMENTS / 2>(n_outer, length, stride),
+    shares.line(column_of<NBYTES_OF_SHARES / 16 / 2>(n_outer, length, stride),
                 ColumnThreads<A>{of_thread});
 }
 

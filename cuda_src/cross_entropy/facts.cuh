@@ -13,8 +13,9 @@ namespace cto::facts::cross_entropy {
 constexpr int NBYTES = CTO_NBYTES;
 // Of log-probabilities that a thread holds beside a wider bias
 constexpr int NBYTES_BESIDE_WIDER = 64;
-// Of scores and shares of classes that a thread has in registers
-constexpr int NBYTES_OF_SHARES = 64;
+// Of scores and shares of classes that a thread has in registers: more are spilled beside addresses
+// of weights.
+constexpr int NBYTES_OF_SHARES = 32;
 // Classes, which float32 counts exactly
 constexpr int MOST_SMOOTHED = 16777216;
 // Of a block at most, as capped scores take registers
