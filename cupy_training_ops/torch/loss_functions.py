@@ -450,6 +450,8 @@ def linear_cross_entropy(
     """
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
     refuse_others("linear_cross_entropy", {"linear_bias": linear_bias, "weight": weight}, **tensors)
+    if ignore_index is not None and not hasattr(type(ignore_index), "__index__"):
+        refuse("linear_cross_entropy", "ignore_index", "an integer or None", shown(ignore_index))
     terms = _terms("linear_cross_entropy", label_smoothing, lse_square_scale, softcap)
     wanted = return_z_loss, return_token_accuracy, return_predicted_tokens
     is_dense = target.dtype not in _CLASSES
