@@ -4354,7 +4354,7 @@ def measured_cross_entropy_loss_and_grad(
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Loss, gradient and numbers to watch: z_loss of a row = lse_square_scale ln(sum of e^scores)^2. Returns (output, d_scores, z_loss, predicted)."""
+    """Loss, gradient and more: z_loss of a row = lse_square_scale ln(sum of e^scores)^2. Returns (output, d_scores, z_loss, predicted)."""
 @overload
 def measured_cross_entropy_loss_and_grad(
     scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
@@ -10574,7 +10574,7 @@ class MaxPoolGrad(Op):
     ) -> int: ...
 
 class MeasuredCrossEntropyLossAndGrad(Op):
-    """Loss, gradient and numbers to watch: z_loss of a row = lse_square_scale ln(sum of e^scores)^2. Returns (output, d_scores, z_loss, predicted)."""
+    """Loss, gradient and more: z_loss of a row = lse_square_scale ln(sum of e^scores)^2. Returns (output, d_scores, z_loss, predicted)."""
     reduction: Final[Literal["mean", "sum", "none"]]
     output_type: Final[np.dtype[Any] | None]
     check: Final[bool]

@@ -537,7 +537,7 @@ class CrossEntropyLossAndGrad(SparseOp):
 
 
 class MeasuredCrossEntropyLossAndGrad(CrossEntropyLossAndGrad):
-    """Loss, gradient and numbers to watch: z_loss of a row = lse_square_scale ln(sum of e^scores)^2.
+    """Loss, gradient and more: z_loss of a row = lse_square_scale ln(sum of e^scores)^2.
 
     As CrossEntropyLossAndGrad, in the same pass over the scores: z_loss, with the rows' weights and
     reduced, is the part of the output that lse_square_scale adds. predicted is the first class with
