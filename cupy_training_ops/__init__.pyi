@@ -117,6 +117,7 @@ __all__ = [
     "conv_transpose",
     "conv_transpose_grad",
     "cross_entropy_loss_and_grad",
+    "dense_cross_entropy_loss_and_grad",
     "div_grad",
     "dropout",
     "dropout_grad",
@@ -178,6 +179,7 @@ __all__ = [
     "log_softmax_grad_13",
     "max_pool",
     "max_pool_grad",
+    "measured_cross_entropy_loss_and_grad",
     "megatron_f",
     "megatron_g",
     "mixed_precision_scale",
@@ -257,6 +259,7 @@ __all__ = [
     "ConvTranspose",
     "ConvTransposeGrad",
     "CrossEntropyLossAndGrad",
+    "DenseCrossEntropyLossAndGrad",
     "DivGrad",
     "Dropout",
     "DropoutGrad",
@@ -318,6 +321,7 @@ __all__ = [
     "LogSoftmaxGrad_13",
     "MaxPool",
     "MaxPoolGrad",
+    "MeasuredCrossEntropyLossAndGrad",
     "MegatronF",
     "MegatronG",
     "MixedPrecisionScale",
@@ -512,6 +516,8 @@ def get_op(name: Literal["ConvTransposeGrad"], version: int | None = None, domai
 @overload
 def get_op(name: Literal["CrossEntropyLossAndGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[CrossEntropyLossAndGrad]: ...
 @overload
+def get_op(name: Literal["DenseCrossEntropyLossAndGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[DenseCrossEntropyLossAndGrad]: ...
+@overload
 def get_op(name: Literal["DivGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[DivGrad]: ...
 @overload
 def get_op(name: Literal["Dropout"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[Dropout]: ...
@@ -633,6 +639,8 @@ def get_op(name: Literal["LogSoftmaxGrad_13"], version: int | None = None, domai
 def get_op(name: Literal["MaxPool"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[MaxPool]: ...
 @overload
 def get_op(name: Literal["MaxPoolGrad"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[MaxPoolGrad]: ...
+@overload
+def get_op(name: Literal["MeasuredCrossEntropyLossAndGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[MeasuredCrossEntropyLossAndGrad]: ...
 @overload
 def get_op(name: Literal["MegatronF"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[MegatronF]: ...
 @overload
@@ -2441,6 +2449,71 @@ def cross_entropy_loss_and_grad(
     outputs: Sequence[Literal["output", "d_scores"]] | None = None,
     workspace: _Memory | None = None,
 ) -> tuple[Any, Any]: ...
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: _NumPy, target: _NumPy, weights: _NumPy | None = None,
+    row_weights: _NumPy | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Loss against probabilities, and its gradients: loss of a row = -sum of share log_prob. Returns (output, d_scores, d_target)."""
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: _NumPy, target: _NumPy, weights: _NumPy | None = None,
+    row_weights: _NumPy | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "d_target"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: Tensor[_T], target: Tensor[_T], weights: Tensor[_T] | None = None,
+    row_weights: Tensor[_T] | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T]: ...
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: Tensor[_T], target: Tensor[_T], weights: Tensor[_T] | None = None,
+    row_weights: Tensor[_T] | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "d_target"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: CupyArray, target: CupyArray, weights: CupyArray | None = None,
+    row_weights: CupyArray | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: CupyArray, target: CupyArray, weights: CupyArray | None = None,
+    row_weights: CupyArray | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "d_target"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: _Other, target: _Other, weights: _Other | None = None,
+    row_weights: _Other | None = None, loss_scale: _Reals | _Other | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "d_target"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any]: ...
 @overload
 def div_grad(
     dY: _NumPy, A: _NumPy, B: _NumPy, *,
@@ -4391,6 +4464,81 @@ def max_pool_grad(
     storage_order: Literal[0, 1] = 0, out: _Other | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any: ...
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Loss, gradient and more: z_loss of a row = lse_square_scale ln(sum of e^scores)^2. Returns (output, d_scores, z_loss, predicted)."""
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T, _T]: ...
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any]: ...
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: _Other, labels: _Other, weights: _Other | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | _Other | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[_Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any, Any]: ...
 @overload
 def megatron_f(
     input: _NumPy, *, group: ProcessGroup, group_type: _Integer = 0,
@@ -8017,6 +8165,86 @@ class CrossEntropyLossAndGrad(Op):
         outputs: Sequence[Literal["output", "d_scores"]] | None = None,
     ) -> int: ...
 
+class DenseCrossEntropyLossAndGrad(Op):
+    """Loss against probabilities, and its gradients: loss of a row = -sum of share log_prob. Returns (output, d_scores, d_target)."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    output_type: Final[np.dtype[Any] | None]
+    label_smoothing: Final[float]
+    lse_square_scale: Final[float]
+    softcap: Final[float]
+    def __init__(
+        self, *, reduction: Literal["mean", "sum", "none"] = "mean",
+        output_type: _Dtype | None = None, label_smoothing: _Real = 0.0,
+        lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, scores: _NumPy, target: _NumPy, weights: _NumPy | None = None,
+        row_weights: _NumPy | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, scores: _NumPy, target: _NumPy, weights: _NumPy | None = None,
+        row_weights: _NumPy | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "d_target"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], target: Tensor[_T], weights: Tensor[_T] | None = None,
+        row_weights: Tensor[_T] | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], target: Tensor[_T], weights: Tensor[_T] | None = None,
+        row_weights: Tensor[_T] | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "d_target"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, target: CupyArray, weights: CupyArray | None = None,
+        row_weights: CupyArray | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, target: CupyArray, weights: CupyArray | None = None,
+        row_weights: CupyArray | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "d_target"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, scores: _Other, target: _Other, weights: _Other | None = None,
+        row_weights: _Other | None = None, loss_scale: _Reals | _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "d_target"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any]: ...
+    def bound(
+        self, scores: _Array | EllipsisType, target: _Array | EllipsisType,
+        weights: _Array | None | EllipsisType = None,
+        row_weights: _Array | None | EllipsisType = None,
+        loss_scale: _Reals | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "d_target"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, scores: _Array, target: _Array, weights: _Array | None = None,
+        row_weights: _Array | None = None, loss_scale: _Reals | _Array | None = None, *,
+        outputs: Sequence[Literal["output", "d_scores", "d_target"]] | None = None,
+    ) -> int: ...
+
 class DivGrad(Op):
     """Gradient of Y = A / B: dA = sum of dY / B, dB = sum of -(dY / B) (A / B). Returns (dA, dB)."""
     def __init__(self) -> None: ...
@@ -10612,6 +10840,87 @@ class MaxPoolGrad(Op):
     def workspace_nbytes(
         self, dY: _Array, Indices: _Array, shape: _Integers, *,
         outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class MeasuredCrossEntropyLossAndGrad(Op):
+    """Loss, gradient and more: z_loss of a row = lse_square_scale ln(sum of e^scores)^2. Returns (output, d_scores, z_loss, predicted)."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    output_type: Final[np.dtype[Any] | None]
+    check: Final[bool]
+    label_smoothing: Final[float]
+    lse_square_scale: Final[float]
+    softcap: Final[float]
+    def __init__(
+        self, *, reduction: Literal["mean", "sum", "none"] = "mean",
+        output_type: _Dtype | None = None, check: _Boolean = False, label_smoothing: _Real = 0.0,
+        lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, scores: _Other, labels: _Other, weights: _Other | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any, Any]: ...
+    def bound(
+        self, scores: _Array | EllipsisType, labels: _Array | EllipsisType,
+        weights: _Array | None | EllipsisType = None,
+        ignore_index: _Integers | None | EllipsisType = None,
+        loss_scale: _Reals | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, scores: _Array, labels: _Array, weights: _Array | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _Array | None = None, *,
+        outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]] | None = None,
     ) -> int: ...
 
 class MegatronF(Op):

@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from .optim import Lamb as Lamb
 
 # torch.compile traces only these.
-leave_alone(
-    __name__,
-    __path__,
-    apart={"batch_norm", "conversion", "functional", "image_models", "nn", "ops", "to_pytorch"},
-)
+_TRACED = {"batch_norm", "conversion", "functional", "image_models", "loss_functions", "nn", "ops"}
+_TRACED |= {"to_pytorch"}
+leave_alone(__name__, __path__, apart=_TRACED)
 
 _MODULES = ("functional", "nn", "ops")
 _NAMES = {

@@ -22,6 +22,7 @@ def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
     weight, weights32 = leaf(16, gradients=False).abs(), leaf(32, gradients=False).abs()
     pixels = labels(16, 8, 2)
     pixels[0, 1] = -100
+    shares = leaf(8, 16)
     return {
         "layer_norm": (_named(ours, "layer_norm"), _named(theirs, "layer_norm"), (x, row, shift)),
         "layer_norm plain": (
@@ -83,6 +84,16 @@ def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
         "cross_entropy smoothed": (
             lambda x: ours.cross_entropy(x, labels16, label_smoothing=0.1),
             lambda x: theirs.cross_entropy(x, labels16, label_smoothing=0.1),
+            (x,),
+        ),
+        "cross_entropy against probabilities": (
+            lambda x, t: ours.cross_entropy(x, t.softmax(1), weight, label_smoothing=0.1),
+            lambda x, t: theirs.cross_entropy(x, t.softmax(1), weight, label_smoothing=0.1),
+            (x, shares),
+        ),
+        "cross_entropy measured": (
+            lambda x: ours.cross_entropy(x, labels16, weight, return_token_accuracy=True).loss,
+            lambda x: theirs.cross_entropy(x, labels16, weight),
             (x,),
         ),
         "cross_entropy capped": (
