@@ -139,10 +139,9 @@ def test_faults_of_all_nodes_are_seen(name: str, seed: int) -> None:
     with Run("cpu", seed) as run:
         change, nodes = plant(-1)
         assert_agrees(name, run, 1, change)
-        for place, node in enumerate(nodes):
+        for place in range(len(nodes)):
             with pytest.raises(AssertionError, match="of the bound"):
                 assert_agrees(name, run, 1, plant(place)[0])
-                pytest.fail(f"{node}: a fault is not seen")
 
 
 def test_one_emulated_agrees(run: Run, seed: int) -> None:
