@@ -34,7 +34,7 @@ class _Formula(NamedTuple):
 
 
 class _Known:
-    """What a graph's nodes and values are to each other."""
+    """Makers and readers of a graph's values."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
