@@ -49,8 +49,8 @@ def test_figures_of_the_readme_stand_in_the_pages_it_cites() -> None:
         text = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in names)
         figures = re.findall(r"(?<![\w.,])\d[\d,]*\.\d+", section) if names else []
         checked += len(figures)
-        found = [re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", text) for figure in figures]
-        assert [f for f, place in zip(figures, found, strict=True) if not place] == []
+        results = [re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", text) for figure in figures]
+        assert [f for f, place in zip(figures, results, strict=True) if not place] == []
     assert checked > 20
 
 
@@ -58,6 +58,17 @@ def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert pages <= set(re.findall(r"\]\((\w+\.md)\)", index))
+
+
+def test_each_figure_and_file_of_figures_is_linked_by_a_page() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    linked = {
+        (page.parent / target).resolve()
+        for page in pages
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8"))
+    }
+    beside = {path for path in (ROOT / "docs").rglob("*.*") if path.suffix != ".md"}
+    assert {path.name for path in beside - linked} == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

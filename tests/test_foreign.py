@@ -129,6 +129,13 @@ def test_a_device_array_without_cupy(monkeypatch, array) -> None:
     assert isinstance(caught.value.__context__, ProviderError)
 
 
+def test_a_device_array_where_cupy_is_not_installed(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy_backends", None)
+    expected = r"^Gelu: X: CuPy is not installed; install it with: pip install "
+    with pytest.raises(ProviderError, match=expected):
+        cto.gelu(strange(__cuda_array_interface__={"shape": (8,)}))
+
+
 # ---- JAX's arrays, which are read-only ---------------------------------------------------------
 
 JAX_DTYPES = [np.float32, np.float16, jnp.bfloat16]
@@ -251,10 +258,10 @@ def scalars_for_written() -> Iterator[tuple[str, Any, list[Any], dict[str, Any]]
             continue
         inputs = mapped_inputs(cls, samples[0].make(np.random.default_rng(1)), first_element)
         for place in places:
-            given = inputs[place] if place < len(inputs) else None
-            is_list = isinstance(given, list | tuple)
-            if isinstance(given[0] if is_list and given else given, np.ndarray):
-                wrong = [given[0][()], *given[1:]] if is_list else given[()]
+            argument = inputs[place] if place < len(inputs) else None
+            is_list = isinstance(argument, list | tuple)
+            if isinstance(argument[0] if is_list and argument else argument, np.ndarray):
+                wrong = [argument[0][()], *argument[1:]] if is_list else argument[()]
                 changed = [*inputs[:place], wrong, *inputs[place + 1 :]]
                 yield f"{name}.{cls.inputs[place].name}", cls, changed, dict(samples[0].attributes)
 
