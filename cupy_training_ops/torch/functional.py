@@ -182,6 +182,9 @@ _regularized_loss = _door(
 _regularized = _door(
     "cross_entropy", _their_regularized, name="regularized_cross_entropy", is_first=True
 )
+# Not PyTorch's, but of models that `convert` takes: silu(gate) value and gelu(gate) value, by tanh.
+swiglu = _door("swiglu", lambda gate, value: theirs.silu(gate) * value)
+geglu = _door("geglu", lambda gate, value: theirs.gelu(gate, approximate="tanh") * value)
 _check_overwriting = DOORS["overwritten"].every
 _linear_loss = DOORS["linear_cross_entropy"].every
 _linear_row_losses = DOORS["linear_cross_entropy_rows"].every
@@ -563,15 +566,17 @@ def linear_cross_entropy(
     options: Any = None,
     lse_square_scale: float = 0.0,
     softcap: float | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """As torch.nn.functional.linear_cross_entropy, without all scores in memory.
 
     input: shape (..., features), target: shape (...); or (rows, features) and (rows, ...) for a
     linear_weight of shape (classes, ..., features). Rows are processed in chunks, whose scores
     are overwritten by their gradient; gradients are computed with the loss, for reduction='none'
-    from scores that are computed again. lse_square_scale, softcap: as of cross_entropy. PyTorch's
-    own computes it against probabilities, and with label smoothing and class weights together, as
-    `options` say; kernels choose chunks themselves.
+    from scores that are computed again. lse_square_scale, softcap: as of cross_entropy. dtype: of
+    the loss, which is rounded once; None: the input's. PyTorch's own computes it against
+    probabilities, and with label smoothing and class weights together, as `options` say; kernels
+    choose chunks themselves.
     """
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
     _refuse_others(
@@ -586,7 +591,7 @@ def linear_cross_entropy(
         reason = _unserved_linear(input, linear_weight, target, linear_bias, weight, reduction)
         reason = reason or _unserved_loss(target, weight, label_smoothing)
     if reason is not None:
-        return call_pytorch(
+        loss: Tensor = call_pytorch(
             "linear_cross_entropy",
             reason,
             _their_linear_loss,
@@ -600,10 +605,11 @@ def linear_cross_entropy(
             options,
             terms,
         )
-    dtype, bias = None, linear_bias
+        return loss if dtype is None else loss.to(dtype)
+    bias = linear_bias
     kind = input.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):
-        cast, dtype = torch.get_autocast_dtype(kind), torch.float32
+        cast, dtype = torch.get_autocast_dtype(kind), dtype or torch.float32
         input, linear_weight = input.to(cast), linear_weight.to(cast)
         bias = None if bias is None else bias.to(cast)
     extents = linear_weight.shape[1:-1]
