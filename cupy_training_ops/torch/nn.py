@@ -3,11 +3,12 @@
 
 Each is a subclass of PyTorch's: parameters, state dicts and `isinstance` are the same. In compiled
 regions norms, activations and dropouts are PyTorch's, which a compiler fuses with the operations
-around them. Results have the same dtype as in eager mode.
+around them. Results have the same dtype as in eager mode. Exported programs have PyTorch's alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +35,14 @@ def __dir__() -> list[str]:
 
 
 is_compiling = torch.compiler.is_compiling
+_is_tracing, _compiler = torch.jit.is_tracing, torch.compiler
+
+
+def is_exported(input: object) -> bool:
+    """Return True under torch.export, torch.jit.trace, or torch.fx.symbolic_trace."""
+    # The flag itself: torch.compiler.is_exporting() is always true where PyTorch 2.11 compiles.
+    is_exporting: bool = _compiler._is_exporting_flag
+    return is_exporting or _is_tracing() or isinstance(input, torch.fx.Proxy)
 
 
 class Replacement:
@@ -52,6 +61,8 @@ class LayerNorm(Replacement, nn.LayerNorm):  # type: ignore[misc]
     """torch.nn.LayerNorm."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         if is_compiling():
             return super().forward(input).to(type_of_norm(input, self.weight))
         return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -61,6 +72,8 @@ class RMSNorm(Replacement, nn.RMSNorm):  # type: ignore[misc]
     """torch.nn.RMSNorm."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if is_exported(x):
+            return super().forward(x)
         if is_compiling():
             return super().forward(x).to(type_of_norm(x, self.weight))
         return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
@@ -70,6 +83,8 @@ class GELU(Replacement, nn.GELU):  # type: ignore[misc]
     """torch.nn.GELU."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         if is_compiling():
             return super().forward(input).to(input.dtype)
         return functional.gelu(input, self.approximate)
@@ -79,6 +94,8 @@ class ReLU(Replacement, nn.ReLU):  # type: ignore[misc]
     """torch.nn.ReLU, which saves a bit an element."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         if is_compiling():
             return super().forward(input)
         return functional.relu(input, self.inplace)
@@ -92,6 +109,8 @@ class Softmax(Replacement, nn.Softmax):  # type: ignore[misc]
     """torch.nn.Softmax."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         if is_compiling():
             return super().forward(input).to(input.dtype)
         if self.dim is None:
@@ -107,6 +126,8 @@ class LogSoftmax(Replacement, nn.LogSoftmax):  # type: ignore[misc]
     """torch.nn.LogSoftmax."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         if is_compiling():
             return super().forward(input).to(input.dtype)
         if self.dim is None:
@@ -122,6 +143,8 @@ class Dropout(Replacement, nn.Dropout):  # type: ignore[misc]
     """torch.nn.Dropout, whose mask takes a bit an element."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         if is_compiling():
             return super().forward(input)
         return functional.dropout(input, self.p, self.training, self.inplace)
@@ -135,6 +158,8 @@ class Embedding(Replacement, nn.Embedding):  # type: ignore[misc]
     """torch.nn.Embedding, whose gradient is the same in every run."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         return functional.embedding(
             input,
             self.weight,
@@ -165,6 +190,8 @@ class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
     inplace = False  # default of a module that `convert` replaced
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input, target)
         return functional.cross_entropy(
             input,
             target,
@@ -180,6 +207,35 @@ class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
         if module.label_smoothing and module.weight is not None:
             return "label_smoothing", "0.0 with a weight", shown(module.label_smoothing)
         return None
+
+
+def replacing(cls: Any, forward: Callable[..., Any], make: Callable[[Any], Any]) -> Any:
+    """Make a subclass with another forward pass, in the place of a class.
+
+    make: returns this subclass for the class: copies and pickles name both, as the subclass stands
+    in no module. It has the name and module of the class, which libraries look up.
+    """
+
+    def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
+        _, _, *state = cls.__reduce_ex__(self, protocol)
+        return _blank, (make, cls), *state
+
+    body = {"forward": forward, "__reduce_ex__": reduce, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), body | {_REPLACES: cls})
+
+
+_REPLACES = "_replaced_class"
+
+
+def is_replacing(cls: type) -> bool:
+    """Return True if a class was made by `replacing`, or is one of the modules here."""
+    return _REPLACES in vars(cls) or cls.__module__ == __name__
+
+
+def _blank(make: Callable[[Any], Any], cls: Any) -> Any:
+    """Make a module without state."""
+    subclass = make(cls)
+    return subclass.__new__(subclass)
 
 
 def type_of_norm(x: Tensor, weight: Tensor | None) -> torch.dtype:
