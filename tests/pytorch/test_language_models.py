@@ -446,3 +446,35 @@ def test_a_converted_model_is_one_graph(labels, family) -> None:
 
 def test_one_converted_model_is_one_graph(labels) -> None:
     test_a_converted_model_is_one_graph(labels, "gemma2")
+
+
+class Alone(torch.nn.Module):
+    """A model with tensors for inputs and outputs, as exporters want it."""
+
+    def __init__(self, model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, words, wanted):
+        result = self.model(input_ids=words, labels=wanted, use_cache=False)
+        return result.loss, result.logits
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["llama", "gemma2", "bert"])
+def test_an_exported_model_is_transformers(labels, family) -> None:
+    """In training too: with scores, and no operator of this package."""
+    converted, model = pair_of(family)
+    words = labels(CLASSES, 3, 9)
+    programs = [
+        torch.export.export(Alone(m), (words, words), strict=False) for m in (converted, model)
+    ]
+    targets = [[str(n.target) for n in p.graph.nodes if n.op == "call_function"] for p in programs]
+    assert targets[0] == targets[1]
+    traced = torch.jit.trace(Alone(converted), (words, words), check_trace=False)
+    assert "cto::" not in str(traced.inlined_graph)
+    expected = Alone(model)(words, words)
+    for program in (programs[0].module(), traced):
+        for found, wanted in zip(program(words, words), expected, strict=True):
+            torch.testing.assert_close(found, wanted, atol=5e-5, rtol=5e-5)
