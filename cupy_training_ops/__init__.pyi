@@ -123,6 +123,8 @@ __all__ = [
     "dropout_grad",
     "fake_quant",
     "fake_quant_grad",
+    "fast_ge_glu",
+    "fast_ge_glu_grad",
     "fast_gelu",
     "fast_gelu_grad",
     "flash_attention",
@@ -225,6 +227,8 @@ __all__ = [
     "sparse_softmax_cross_entropy",
     "sparse_softmax_cross_entropy_grad",
     "split_training",
+    "swi_glu",
+    "swi_glu_grad",
     "tanh_grad",
     "triton_op",
     "view",
@@ -265,6 +269,8 @@ __all__ = [
     "DropoutGrad",
     "FakeQuant",
     "FakeQuantGrad",
+    "FastGeGlu",
+    "FastGeGluGrad",
     "FastGelu",
     "FastGeluGrad",
     "FlashAttention",
@@ -367,6 +373,8 @@ __all__ = [
     "SparseSoftmaxCrossEntropy",
     "SparseSoftmaxCrossEntropyGrad",
     "SplitTraining",
+    "SwiGlu",
+    "SwiGluGrad",
     "TanhGrad",
     "TritonOp",
     "View",
@@ -527,6 +535,10 @@ def get_op(name: Literal["DropoutGrad"], version: int | None = None, domain: Lit
 def get_op(name: Literal["FakeQuant"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FakeQuant]: ...
 @overload
 def get_op(name: Literal["FakeQuantGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FakeQuantGrad]: ...
+@overload
+def get_op(name: Literal["FastGeGlu"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[FastGeGlu]: ...
+@overload
+def get_op(name: Literal["FastGeGluGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[FastGeGluGrad]: ...
 @overload
 def get_op(name: Literal["FastGelu"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FastGelu]: ...
 @overload
@@ -733,6 +745,10 @@ def get_op(name: Literal["SparseSoftmaxCrossEntropy"], version: int | None = Non
 def get_op(name: Literal["SparseSoftmaxCrossEntropyGrad"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[SparseSoftmaxCrossEntropyGrad]: ...
 @overload
 def get_op(name: Literal["SplitTraining"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SplitTraining]: ...
+@overload
+def get_op(name: Literal["SwiGlu"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[SwiGlu]: ...
+@overload
+def get_op(name: Literal["SwiGluGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[SwiGluGrad]: ...
 @overload
 def get_op(name: Literal["TanhGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[TanhGrad]: ...
 @overload
@@ -2695,6 +2711,69 @@ def fake_quant_grad(
     dY: _Other, gradient_mask: _Other, *, out: _Other | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any: ...
+@overload
+def fast_ge_glu(
+    A: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gated Gelu by tanh: Y = FastGelu(A) B. Returns Y."""
+@overload
+def fast_ge_glu(
+    A: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def fast_ge_glu(
+    A: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def fast_ge_glu(
+    A: _Other, B: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def fast_ge_glu_grad(
+    dY: _NumPy, A: _NumPy, B: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gradient of FastGeGlu: dA = (dY B) slope, dB = dY FastGelu(A), slope as in FastGeluGrad. Returns (dA, dB)."""
+@overload
+def fast_ge_glu_grad(
+    dY: _NumPy, A: _NumPy, B: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def fast_ge_glu_grad(
+    dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def fast_ge_glu_grad(
+    dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def fast_ge_glu_grad(
+    dY: CupyArray, A: CupyArray, B: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def fast_ge_glu_grad(
+    dY: CupyArray, A: CupyArray, B: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def fast_ge_glu_grad(
+    dY: _Other, A: _Other, B: _Other, *, out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
 @overload
 def fast_gelu(
     X: _NumPy, bias: _NumPy | None = None, *, out: NDArray[Any] | None = None,
@@ -6034,6 +6113,69 @@ def split_training(
     outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, ...]: ...
 @overload
+def swi_glu(
+    A: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gated SiLU: Y = A s(A) B, s(A) = 1 / (1 + exp(-A)). Returns Y."""
+@overload
+def swi_glu(
+    A: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def swi_glu(
+    A: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def swi_glu(
+    A: _Other, B: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def swi_glu_grad(
+    dY: _NumPy, A: _NumPy, B: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gradient of SwiGlu: dA = (dY B) s (1 + A (1 - s)), dB = dY A s, s = 1 / (1 + exp(-A)). Returns (dA, dB)."""
+@overload
+def swi_glu_grad(
+    dY: _NumPy, A: _NumPy, B: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def swi_glu_grad(
+    dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def swi_glu_grad(
+    dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def swi_glu_grad(
+    dY: CupyArray, A: CupyArray, B: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def swi_glu_grad(
+    dY: CupyArray, A: CupyArray, B: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def swi_glu_grad(
+    dY: _Other, A: _Other, B: _Other, *, out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
 def tanh_grad(
     dY: _NumPy, Y: _NumPy, *, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -8496,6 +8638,92 @@ class FakeQuantGrad(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, dY: _Array, gradient_mask: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class FastGeGlu(Op):
+    """Gated Gelu by tanh: Y = FastGelu(A) B. Returns Y."""
+    def __init__(self) -> None: ...
+    @overload
+    def __call__(
+        self, A: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, A: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, A: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, A: _Other, B: _Other, *, out: _Other | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, A: _Array | EllipsisType, B: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, A: _Array, B: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class FastGeGluGrad(Op):
+    """Gradient of FastGeGlu: dA = (dY B) slope, dB = dY FastGelu(A), slope as in FastGeluGrad. Returns (dA, dB)."""
+    def __init__(self) -> None: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, A: _NumPy, B: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, A: _NumPy, B: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, A: CupyArray, B: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, A: CupyArray, B: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, dY: _Other, A: _Other, B: _Other, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, dY: _Array | EllipsisType, A: _Array | EllipsisType, B: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, A: _Array, B: _Array, *,
+        outputs: Sequence[Literal["dA", "dB"]] | None = None,
     ) -> int: ...
 
 class FastGelu(Op):
@@ -13084,6 +13312,92 @@ class SplitTraining(Op):
     def workspace_nbytes(
         self, input: _Array, split: _Integers | None = None, *,
         outputs: Sequence[Literal["outputs"]] | None = None,
+    ) -> int: ...
+
+class SwiGlu(Op):
+    """Gated SiLU: Y = A s(A) B, s(A) = 1 / (1 + exp(-A)). Returns Y."""
+    def __init__(self) -> None: ...
+    @overload
+    def __call__(
+        self, A: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, A: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, A: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, A: _Other, B: _Other, *, out: _Other | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, A: _Array | EllipsisType, B: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, A: _Array, B: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class SwiGluGrad(Op):
+    """Gradient of SwiGlu: dA = (dY B) s (1 + A (1 - s)), dB = dY A s, s = 1 / (1 + exp(-A)). Returns (dA, dB)."""
+    def __init__(self) -> None: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, A: _NumPy, B: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, A: _NumPy, B: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, A: CupyArray, B: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, A: CupyArray, B: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, dY: _Other, A: _Other, B: _Other, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, dY: _Array | EllipsisType, A: _Array | EllipsisType, B: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, A: _Array, B: _Array, *,
+        outputs: Sequence[Literal["dA", "dB"]] | None = None,
     ) -> int: ...
 
 class TanhGrad(Op):

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .optim import Lamb as Lamb
 
 # torch.compile traces only these.
-_TRACED = {"batch_norm", "conversion", "functional", "image_models", "loss_functions", "nn", "ops"}
-_TRACED |= {"to_pytorch"}
+_TRACED = {"batch_norm", "conversion", "functional", "image_models", "language_models", "nn", "ops"}
+_TRACED |= {"loss_functions", "to_pytorch"}
 leave_alone(__name__, __path__, apart=_TRACED)
 
 _MODULES = ("functional", "nn", "ops")

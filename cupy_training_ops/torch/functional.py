@@ -91,6 +91,9 @@ _gelu, _relu = door("gelu", _their_gelu), door("relu", theirs.relu, is_first=Tru
 _softmax = door("softmax", theirs.softmax, find_unserved=_unserved_dim)
 _log_softmax = door("log_softmax", theirs.log_softmax, find_unserved=_unserved_dim)
 _dropout, _embedding = DOORS["bitmask_dropout"], door("embedding", _their_embedding)
+# Not PyTorch's, but of models that `convert` takes: silu(gate) value and gelu(gate) value, by tanh.
+swiglu = door("swiglu", lambda gate, value: theirs.silu(gate) * value)
+geglu = door("geglu", lambda gate, value: theirs.gelu(gate, approximate="tanh") * value)
 
 
 def layer_norm(

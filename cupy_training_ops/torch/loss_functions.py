@@ -437,6 +437,7 @@ def linear_cross_entropy(
     return_z_loss: bool = False,
     return_token_accuracy: bool = False,
     return_predicted_tokens: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Tensor | CrossEntropyOutput:
     """As torch.nn.functional.linear_cross_entropy, without all scores in memory.
 
@@ -446,7 +447,8 @@ def linear_cross_entropy(
     gradients are computed with the loss, for reduction='none' from scores that are computed again.
     If probabilities require gradients, which are as large, all scores are computed at once.
     lse_square_scale, softcap, return_z_loss, return_token_accuracy, return_predicted_tokens: as of
-    cross_entropy. `options` are PyTorch's; kernels choose chunks themselves.
+    cross_entropy. dtype: of the loss, which is rounded once; None: the input's. `options` are
+    PyTorch's; kernels choose chunks themselves.
     """
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
     refuse_others("linear_cross_entropy", {"linear_bias": linear_bias, "weight": weight}, **tensors)
@@ -466,7 +468,7 @@ def linear_cross_entropy(
         )
     if reason is not None:
         theirs_of_all = _their_linear_loss if not any(wanted) else _their_measured_linear_loss
-        return call_pytorch(
+        result = call_pytorch(
             "linear_cross_entropy",
             reason,
             theirs_of_all,
@@ -481,10 +483,11 @@ def linear_cross_entropy(
             terms,
             *((wanted,) if any(wanted) else ()),
         )
-    dtype, bias = None, linear_bias
+        return _cast(result, dtype)
+    bias = linear_bias
     kind = input.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):
-        cast, dtype = torch.get_autocast_dtype(kind), torch.float32
+        cast, dtype = torch.get_autocast_dtype(kind), dtype or torch.float32
         input, linear_weight = input.to(cast), linear_weight.to(cast)
         bias = None if bias is None else bias.to(cast)
     extents = linear_weight.shape[1:-1]
@@ -492,7 +495,8 @@ def linear_cross_entropy(
     if is_dense:
         if records(target):
             scores = _scores_of(input, linear_weight, bias)
-            return _against_probabilities(scores, target, weight, -100, reduction, terms)
+            loss = _against_probabilities(scores, target, weight, -100, reduction, terms)
+            return _cast(loss, dtype)
         if dtype is None and target.dtype != input.dtype:
             dtype = torch.promote_types(input.dtype, target.dtype)
         by_row = target.reshape(-1, len(linear_weight), *extents)
@@ -521,6 +525,18 @@ def linear_cross_entropy(
         loss, *_, z_loss, predicted = _measured_linear_loss(rows, linear_weight, by_row, *others)
         predicted = predicted.reshape(shape)
     return _output(loss, z_loss, predicted, target, ignored, reduction, wanted)
+
+
+def _cast(result: Any, dtype: torch.dtype | None) -> Any:
+    """Return a loss, or a loss and z-loss beside others, in a dtype; None: as they are."""
+    if dtype is None:
+        return result
+    if isinstance(result, Tensor):
+        return result.to(dtype)
+    z_loss = result.z_loss
+    return result._replace(
+        loss=result.loss.to(dtype), z_loss=None if z_loss is None else z_loss.to(dtype)
+    )
 
 
 def _scores_of(input: Tensor, linear_weight: Tensor, bias: Tensor | None) -> Tensor:

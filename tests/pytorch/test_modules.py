@@ -351,7 +351,7 @@ def test_rms_norms_of_transformers_are_swapped(leaf, monkeypatch) -> None:
     torch.testing.assert_close(compiled(x), expected)
     others = (
         rms_norm_of("mine", "LlamaRMSNorm", variance_epsilon=1e-6),
-        rms_norm_of("transformers.models.gemma.modeling_gemma", "GemmaRMSNorm", eps=1e-6),
+        rms_norm_of("transformers.models.olmo.modeling_olmo", "OlmoRMSNorm", eps=1e-6),
     )
     for other in others:
         left = convert(other)
