@@ -21,9 +21,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import cupy_training_ops as cto  # noqa: E402
 from cupy_training_ops.errors import ArgumentError  # noqa: E402
 from cupy_training_ops.torch.graph_codes import (  # noqa: E402
-    budget as budgets,
-)
-from cupy_training_ops.torch.graph_codes import (
+    budget,
     formats,
     partition,
     plan,
@@ -219,21 +217,17 @@ def test_operands_of_attention_in_float32_stay(seed):
     assert "int8_centred" not in codes.report()["coded"]
 
 
-def test_centres_that_are_not_added_are_noticed(monkeypatch, seed):
+def test_any_centre_is_right_and_none_is_farther_off(monkeypatch, seed):
     model, inputs = _attention(seed, mean=3.0)
+    with torch.no_grad():
+        model.qkv.bias[:128] = 0
     _, plain = step(model, inputs, None)
-    monkeypatch.setattr(rewrite, "centre_of", lambda x, dim: formats.centre_of(x, dim) * 0.5)
-    _, near = step(model, inputs, codes_of())  # any centre is right
-    original = rewrite.record
-
-    def forgetful(graph, before, function, *inputs):
-        zeros = [node for node in inputs if node.meta["val"].dtype is torch.float32]
-        return original(graph, before, function, *(inputs[:-1] + inputs[:1] if zeros else inputs))
-
+    monkeypatch.setattr(rewrite, "centre_of", lambda x, dim: formats.centre_of(x, dim) * 0.9)
+    _, near = step(model, inputs, codes_of())
     assert errors(plain, near)[-1] <= 0.03
-    monkeypatch.setattr(rewrite, "record", forgetful)
-    with pytest.warns(UserWarning, match="has no codes"):
-        step(model, inputs, codes_of())
+    monkeypatch.setattr(rewrite, "centre_of", lambda x, dim: formats.centre_of(x, dim) * 0)
+    _, far = step(model, inputs, codes_of())
+    assert errors(plain, far)[-1] > 1.5 * errors(plain, near)[-1]
 
 
 def test_a_result_of_attention_is_saved_once(seed):
@@ -317,10 +311,10 @@ def test_budgets_are_kept(name, seed):
     whole = codes_of("products")
     step(model, inputs, whole)
     before = whole.report()["before"]
-    for budget in (0.7, f"{before * 0.4 / 1000:.3f}KB"):
-        codes = codes_of(budget=budget)
+    for limit in (0.7, f"{before * 0.4 / 1000:.3f}KB"):
+        codes = codes_of(budget=limit)
         _, coded = step(model, inputs, codes)
-        share = 0.4 if isinstance(budget, str) else budget
+        share = 0.4 if isinstance(limit, str) else limit
         assert codes.report()["after"] <= 1.001 * share * before
         assert errors(plain, coded)[-1] <= 0.02
 
@@ -335,13 +329,13 @@ def test_partitions_without_codes_are_those_of_pytorch(name, share, seed):
         step(model, inputs, None, graphs)
 
     def split(gm, joint_inputs, **settings):
-        changed = budgets._Settings()
-        partitioner = budgets._partitioner(changed, {})
+        changed = budget._Settings()
+        partitioner = budget._partitioner(changed, {})
         for each in (1.0, share):
             changed.change(activation_memory_budget=each)
             try:
                 result = partitioner(gm, joint_inputs, **settings)
-            except budgets._SameChoiceError:
+            except budget._SameChoiceError:
                 continue
             changed.change(cse=False)
         return result
@@ -357,14 +351,15 @@ def test_partitions_without_codes_are_those_of_pytorch(name, share, seed):
 
 def test_a_budget_of_pytorch_is_among_those_tried(monkeypatch, seed):
     tried = []
-    original = budgets._Search.attempt
+    original = budget._Search.attempt
     monkeypatch.setattr(
-        budgets._Search, "attempt", lambda search, x: [original(search, x), tried.append(x)][0]
+        budget._Search, "attempt", lambda search, x: [original(search, x), tried.append(x)][0]
     )
     model, inputs = made("gelu", seed)
     step(model, inputs, codes_of(budget=0.123))
     assert {1.0, 0.999} <= set(tried)
-    assert tried == sorted(tried, reverse=True) or 0.123 in tried
+    first = tried[: next((i for i, x in enumerate(tried) if x < 0.123), len(tried))]
+    assert 0.123 in tried or min(first) > 0.123  # larger ones were enough
 
 
 def test_small_budgets_compute_products_again(seed):
@@ -377,8 +372,7 @@ def test_small_budgets_compute_products_again(seed):
     assert report["after"] <= 0.45 * report["before"]
     scores = [line for line in report["graphs"][0] if line["shape"] == ("256", "256")]
     assert [line["as"] for line in scores] == ["made again"]
-    assert report["coded"]["int8_centred"]["tensors"] >= 2
-    assert 0 < errors(plain, coded)[-1] <= 0.03
+    assert errors(plain, coded)[-1] <= 0.03
 
 
 def test_other_threads_meet_the_functions_of_pytorch_while_budgets_are_tried(monkeypatch, seed):
