@@ -4447,7 +4447,7 @@ def pass_through(
     inputs: Sequence[_NumPy], *, out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], ...]:
-    """Gives back what it is given: outputs[i] = inputs[i], the very array. Returns *outputs."""
+    """The identity: outputs[i] = inputs[i], the very array. Returns *outputs."""
 @overload
 def pass_through(
     inputs: Sequence[Tensor[_T]], *, out: tuple[Tensor[_T] | None, ...] | None = None,
@@ -5746,7 +5746,7 @@ def split_training(
     num_outputs: _Integer | None = None, out: tuple[NDArray[Any] | None, ...] | None = None,
     outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], ...]:
-    """An array taken apart along an axis: outputs[i] = the next split[i] positions of `input`. Returns *outputs."""
+    """An array split along an axis: outputs[i] = the next split[i] positions of `input`. Returns *outputs."""
 @overload
 def split_training(
     input: Tensor[_T], split: _Integers | None = None, *, axis: _Integer = 0,
@@ -10587,7 +10587,7 @@ class PadAndUnflatten(Op):
     ) -> int: ...
 
 class PassThrough(Op):
-    """Gives back what it is given: outputs[i] = inputs[i], the very array. Returns *outputs."""
+    """The identity: outputs[i] = inputs[i], the very array. Returns *outputs."""
     def __init__(self) -> None: ...
     @overload
     def __call__(
@@ -12470,7 +12470,7 @@ class SparseSoftmaxCrossEntropyGrad(Op):
     ) -> int: ...
 
 class SplitTraining(Op):
-    """An array taken apart along an axis: outputs[i] = the next split[i] positions of `input`. Returns *outputs."""
+    """An array split along an axis: outputs[i] = the next split[i] positions of `input`. Returns *outputs."""
     axis: Final[int]
     num_outputs: Final[int | None]
     def __init__(self, *, axis: _Integer = 0, num_outputs: _Integer | None = None) -> None: ...

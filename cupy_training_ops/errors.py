@@ -85,6 +85,7 @@ def deprecated(since: str, gone: str, instead: str) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
+        """Wrap a function, so that a call of it warns."""
         name = function.__qualname__
         text = f"{name}: deprecated since {since}, and gone in {gone}: write {instead}"
 

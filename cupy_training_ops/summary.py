@@ -17,6 +17,7 @@ class Summary:
         return f"{type(self).__name__}({facts})"
 
     def _repr_html_(self) -> str:
+        """Return a table of the facts, for notebooks."""
         from html import escape
 
         rows = "".join(

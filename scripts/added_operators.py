@@ -78,8 +78,8 @@ class Block(NamedTuple):
 
 def line_of(lines: list[str], mark: str) -> int:
     """The first line that begins so, and not with a longer name."""
-    found = (i for i, line in enumerate(lines) if re.match(rf"{re.escape(mark)}(?!\w)", line))
-    number = next(found, None)
+    results = (i for i, line in enumerate(lines) if re.match(rf"{re.escape(mark)}(?!\w)", line))
+    number = next(results, None)
     if number is None:
         raise click.ClickException(f"{PAGE.name}: no line begins with {mark}")
     return number
@@ -109,15 +109,15 @@ def row(lines: list[str], table: str, new: str) -> int:
 
 def sections(page: str) -> dict[str, list[Block]]:
     """The blocks of each section that has some."""
-    found = {}
+    results = {}
     for part in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
         title = part.partition("\n")[0]
         blocks = [
             block(words, text) for words, kind, text in FENCE.findall(part) if kind != "console"
         ]
         if blocks:
-            found[title] = blocks
-    return found
+            results[title] = blocks
+    return results
 
 
 def block(before: str, text: str) -> Block:

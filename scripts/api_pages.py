@@ -165,11 +165,11 @@ def members(cls: Any) -> Iterator[str]:
 
 def constructor(cls: Any) -> str:
     """Return the signature that makes an object of a class."""
-    made = cls.all_members.get("__init__")
-    if made is None:
+    constructor = cls.all_members.get("__init__")
+    if constructor is None:
         return ""
-    made = made.final_target if made.is_alias else made
-    return signature(made, bound=True, returns=False) if made.is_function else ""
+    constructor = constructor.final_target if constructor.is_alias else constructor
+    return signature(constructor, bound=True, returns=False) if constructor.is_function else ""
 
 
 def signature(function: Any, *, bound: bool = False, returns: bool = True) -> str:

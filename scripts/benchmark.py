@@ -152,17 +152,17 @@ def call(case: Any, op: Any, inputs: Any) -> Action:
     """A call into outputs of its own; views and host outputs are new each time."""
     if case.run is not None:
         return case.run(op, *inputs)
-    given = {id(array.data.mem) for array in flat(inputs)}
-    found = own(as_tuple(op(*inputs, outputs=case.outputs)), given)
-    out = found if any(True for _ in flat(found)) else None
+    arguments = {id(array.data.mem) for array in flat(inputs)}
+    result = own(as_tuple(op(*inputs, outputs=case.outputs)), arguments)
+    out = result if any(True for _ in flat(result)) else None
     return lambda: op(*inputs, out=out, outputs=case.outputs)
 
 
-def own(result: Any, given: set[int]) -> Any:
+def own(result: Any, input_ids: set[int]) -> Any:
     """A result, or a list of them, as `out=` takes it: None for what is no memory of its own."""
     if isinstance(result, tuple):
-        return tuple(own(item, given) for item in result)
-    is_own = isinstance(result, cupy.ndarray) and id(result.data.mem) not in given
+        return tuple(own(item, input_ids) for item in result)
+    is_own = isinstance(result, cupy.ndarray) and id(result.data.mem) not in input_ids
     return result if is_own else None
 
 

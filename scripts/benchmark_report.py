@@ -288,9 +288,9 @@ def slow_table() -> str:
     """A row for each group of cases in SLOW: how many, their shares of the copy rate, and why."""
     rows = []
     for pattern, why in SLOW.items():
-        found = [r for r in cases(records(RECORDS)) if re.search(pattern, r["case"])]
-        names = [r["case"] for r in sorted(found, key=lambda r: r["share"])]
-        shares = [r["share"] for r in found]
+        results = [r for r in cases(records(RECORDS)) if re.search(pattern, r["case"])]
+        names = [r["case"] for r in sorted(results, key=lambda r: r["share"])]
+        shares = [r["share"] for r in results]
         example = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
         rows.append([example, f"{min(shares):.0%} to {max(shares):.0%}", why])
     return table(("cases", "of the copy rate", "why"), rows)

@@ -69,15 +69,15 @@ def write(sources: Path) -> None:
     tour = sources / "tour_source"
     shutil.copytree(ROOT / "examples" / "onnx_digits", tour / "examples" / "onnx_digits")
     shutil.copy(ROOT / "examples" / "tour.py", tour)
-    made = operator_pages.pages() | api_pages.generated() | {"examples/index.md": examples()}
+    pages = operator_pages.pages() | api_pages.generated() | {"examples/index.md": examples()}
     for path in written_pages():
         name = path.relative_to(ROOT).as_posix()
-        made[name] = staged(path, name)
-    first = re.sub(r"\]\((?=\w+\.md)", "](docs/", made.pop("docs/first_steps.md"))
+        pages[name] = staged(path, name)
+    first = re.sub(r"\]\((?=\w+\.md)", "](docs/", pages.pop("docs/first_steps.md"))
     index = (sources / "index.md").read_text("utf-8")
-    made["index.md"] = index.replace("<!-- docs/first_steps.md -->", first.partition("\n")[2])
+    pages["index.md"] = index.replace("<!-- docs/first_steps.md -->", first.partition("\n")[2])
     (sources / "docs" / "first_steps.md").unlink()
-    for name, text in made.items():
+    for name, text in pages.items():
         (sources / name).parent.mkdir(parents=True, exist_ok=True)
         (sources / name).write_text(text, "utf-8")
         copy_linked(text, Path(name).parent, sources)
@@ -114,11 +114,11 @@ def below(name: str) -> list[str]:
         return [*(f"docs/{each}" for each in dict.fromkeys(listed)), "examples/index", *outside]
     if name == "docs/performance.md":
         return [each for each in names if each.startswith("docs/performance/")]
-    made = {
+    pages = {
         "docs/operators.md": [f"operators/{family}/index" for family in FAMILIES],
         "docs/cli.md": ["cli/commands"],
     }
-    return made.get(name, [])
+    return pages.get(name, [])
 
 
 def copy_linked(text: str, folder: Path, sources: Path) -> None:

@@ -57,8 +57,8 @@ def chains(n: int, length: int, classes: int) -> Callable[[int, int, torch.devic
         for i in range(length):
             which = rng.choice(4, (steps, n), p=(0.6, 0.2, 0.1, 0.1))
             tokens[..., i + 1] = after[tokens[..., i], which]
-        found = torch.from_numpy(tokens).to(device)
-        return [(each[:, :-1].contiguous(), each[:, 1:].flatten()) for each in found]
+        result = torch.from_numpy(tokens).to(device)
+        return [(each[:, :-1].contiguous(), each[:, 1:].flatten()) for each in result]
 
     return drawn
 
@@ -73,14 +73,14 @@ def noisy(n: int, side: int, classes: int) -> Callable[[int, int, torch.device],
 
     def drawn(seed: int, steps: int, device: torch.device) -> list[Batch]:
         generator = torch.Generator(device).manual_seed(seed)
-        patterns, found = pattern.to(device), []
+        patterns, results = pattern.to(device), []
         for _ in range(steps):
             target = torch.randint(classes, (n,), generator=generator, device=device)
             noise = torch.randn(n, 3, side, side, generator=generator, device=device)
             other = torch.randint(classes, (n,), generator=generator, device=device)
             is_other = torch.rand(n, generator=generator, device=device) < WRONG_LABELS
-            found.append((patterns[target] + 2 * noise, torch.where(is_other, other, target)))
-        return found
+            results.append((patterns[target] + 2 * noise, torch.where(is_other, other, target)))
+        return results
 
     return drawn
 
@@ -123,15 +123,15 @@ class Trained:
             start = self.course.make()
         self.model.load_state_dict(start.state_dict())
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)
-        found = []
+        results = []
         for x, target in self.course.batches(seed, steps, self.device):
             with torch.autocast(self.device.type, torch.bfloat16):
                 loss = self.loss(x, target)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            found.append(loss.detach())
-        return torch.stack(found).tolist()
+            results.append(loss.detach())
+        return torch.stack(results).tolist()
 
     def coded(self) -> int:
         """Bytes, as they were, of what a step encodes."""
@@ -145,7 +145,7 @@ def row(model: str, losses: dict[str, list[list[float]]], coded: int) -> list[st
     """Ends of both, their largest distance, and how far seeds are apart."""
     plain, codes = ([end(each) for each in losses[name]] for name in WAYS)
     off = max(abs(a - b) for a, b in zip(plain, codes, strict=True))
-    ends = (", ".join(f"{each:.4f}" for each in found) for found in (plain, codes))
+    ends = (", ".join(f"{each:.4f}" for each in results) for results in (plain, codes))
     return [model, *ends, f"{off:.4f}", f"{max(plain) - min(plain):.4f}", f"{coded / 1e6:,.1f}"]
 
 
@@ -169,19 +169,19 @@ def main(tiny: bool, models: tuple[str, ...], steps: int, seeds: int, out: Path)
     out.mkdir(parents=True, exist_ok=True)
     rows = []
     least = {"least": 0} if tiny else {}
-    found: dict[str, dict[str, list[list[float]]]] = {}
+    results: dict[str, dict[str, list[list[float]]]] = {}
     for model, course in courses(tiny).items():
         if models and model not in models:
             continue
-        found[model] = {}
+        results[model] = {}
         for name in WAYS:
             torch.compiler.reset()
             codes = cto.torch.activation_codes(**least) if name == "codes" else None
             trained = Trained(course, codes, device)
-            found[model][name] = [trained.losses(seed, steps) for seed in range(seeds)]
-        rows.append(row(model, found[model], trained.coded()))
+            results[model][name] = [trained.losses(seed, steps) for seed in range(seeds)]
+        rows.append(row(model, results[model], trained.coded()))
         click.echo(row_of(rows[-1]))
-        text = json.dumps({"about": about(tiny), "losses": found})
+        text = json.dumps({"about": about(tiny), "losses": results})
         (out / "code_losses.json").write_text(text + "\n")
         columns = ("model", "plain", "codes", "apart", "seeds apart", "coded MB")
         (out / "code_losses.md").write_text(table(columns, rows) + "\n")

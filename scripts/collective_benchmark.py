@@ -81,7 +81,7 @@ def cases(group: cto.ProcessGroup) -> dict[str, Case]:
     gathers["torch"] = lambda: dist.all_gather_into_tensor(x, shard)
     scatters = moves(cto.NcclReduceScatter(group=group), x, size)
     scatters["torch"] = lambda: dist.reduce_scatter_tensor(shard, x)
-    found: dict[str, Case] = {
+    results: dict[str, Case] = {
         "all-reduce 1 KiB": (small_sum, 1024, 2 * once),
         "all-reduce 256 MiB": (large_sum, 4 * LARGE, 2 * once),
         "all-reduce 500 x 64 KiB": (many_sums, 4 * MANY * SMALL, 2 * once),
@@ -90,8 +90,8 @@ def cases(group: cto.ProcessGroup) -> dict[str, Case]:
     }
     if size & (size - 1) == 0:
         adasum, arrays = cto.AdasumAllReduce(group=group), [cupy.from_dlpack(x)]
-        found["Adasum 256 MiB"] = ({"ours": lambda: adasum(arrays)}, 4 * LARGE, 2 * once)
-    return found
+        results["Adasum 256 MiB"] = ({"ours": lambda: adasum(arrays)}, 4 * LARGE, 2 * once)
+    return results
 
 
 def sums(group: cto.ProcessGroup, tensors: list[Any]) -> Calls:
@@ -166,14 +166,14 @@ def call_rows(xp: Any, group: cto.ProcessGroup, _: bool, rounds: int) -> Iterato
     dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
     stream, times = torch.cuda.Stream(), dict[tuple[str, str], list[tuple[float, float]]]()
     with torch.cuda.stream(stream), cupy.cuda.Stream.from_external(stream):
-        found = cases(group)
+        result = cases(group)
         for i in range(rounds + 2):
-            for case, (calls, _, _) in found.items():
+            for case, (calls, _, _) in result.items():
                 for who in rotate(list(calls), i):
                     times.setdefault((case, who), []).append(seconds(calls[who]))
-        for (case, who), taken in times.items():
-            _, nbytes, factor = found[case]
-            gpu, host = (statistics.median(column) for column in zip(*taken[2:], strict=True))
+        for (case, who), times_of in times.items():
+            _, nbytes, factor = result[case]
+            gpu, host = (statistics.median(column) for column in zip(*times_of[2:], strict=True))
             slowest = torch.tensor(host, device="cuda")
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             yield {
@@ -224,11 +224,11 @@ class Clock:
 
 def medians(clock: Clock, calls: dict[str, tuple[Call, Call]], rounds: int) -> dict[str, float]:
     """Medians of calls in turns, each behind a call that is not counted; two rounds warm up."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+    times_of: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 2):
         for name, (before, call) in calls.items():
-            taken[name].append(clock.of(call, before))
-    own = [statistics.median(found[2:]) for found in taken.values()]
+            times_of[name].append(clock.of(call, before))
+    own = [statistics.median(result[2:]) for result in times_of.values()]
     return dict(zip(calls, clock.slowest(own), strict=True))
 
 
@@ -247,21 +247,21 @@ def step_rows(xp: Any, group: cto.ProcessGroup, quick: bool, rounds: int) -> Ite
         add_up(gradients)
         whole.step(gradients, loss_scale=float(group.size))
 
-    found = medians(clock, {
+    result = medians(clock, {
         "all-reduce and full step": (pause, all_reduced),
         "reduce-scatter, update, all-gather": (pause, lambda: divided.step(gradients)),
         "full update alone": (pause, lambda: whole.step(gradients)),
         "own update alone": (pause, lambda: own.step(parts)),
     }, rounds)  # fmt: skip
-    yield from ({"case": name, "ms": ms} for name, ms in found.items())
-    times, held = list(found.values()), [nbytes(whole), nbytes(divided._inner)]
+    yield from ({"case": name, "ms": ms} for name, ms in result.items())
+    times, memory = list(result.values()), [nbytes(whole), nbytes(divided._inner)]
     yield {"case": "step of the sharded over the other's", "ratio": times[1] / times[0]}
     yield {"case": "update alone, own over full", "ratio": times[3] / times[2]}
-    yield {"case": "bytes of moments, own over full", "ratio": held[1] / held[0]}
+    yield {"case": "bytes of moments, own over full", "ratio": memory[1] / memory[0]}
 
 
 def nbytes(optimizer: Any) -> int:
-    return sum(array.nbytes for found in optimizer._moments.values() for array in found)
+    return sum(array.nbytes for result in optimizer._moments.values() for array in result)
 
 
 # ---- buckets ------------------------------------------------------------------------------------
@@ -290,8 +290,8 @@ class Training:
         torch = self._torch
         self.network.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16):
-            found = (network or self.network)(self._x)
-        self._loss = torch.nn.functional.cross_entropy(found.float(), self._target)
+            result = (network or self.network)(self._x)
+        self._loss = torch.nn.functional.cross_entropy(result.float(), self._target)
 
     def backward(self) -> None:
         self._loss.backward()
@@ -317,9 +317,9 @@ def overlap_rows(
     name: str, clock: Clock, rounds: int, calls: dict[str, tuple[Call, Call]]
 ) -> Iterator[Row]:
     """The times of three calls, and what is hidden."""
-    found = medians(clock, calls, rounds)
-    yield from ({"case": f"{name}: {case}", "ms": ms} for case, ms in found.items())
-    plain, both, alone = found.values()
+    result = medians(clock, calls, rounds)
+    yield from ({"case": f"{name}: {case}", "ms": ms} for case, ms in result.items())
+    plain, both, alone = result.values()
     yield {"case": f"{name}: hidden", "ratio": 1 - (both - plain) / alone}
 
 
@@ -376,10 +376,10 @@ def without_sync(wrapped: Any, backward: Callable[[], None]) -> None:
 # ---- any of them ---------------------------------------------------------------------------------
 
 
-def report(out: Path | None, group: cto.ProcessGroup, found: Iterator[Row]) -> None:
+def report(out: Path | None, group: cto.ProcessGroup, result: Iterator[Row]) -> None:
     """Print a line for each case as it comes, and write all to a file."""
     rows = []
-    for row in found:
+    for row in result:
         rows.append(row)
         if group.rank == 0:
             figures = (f"{row[name]:10.3f} {name}" for name in row if name != "case")

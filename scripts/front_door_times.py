@@ -100,18 +100,18 @@ def print_large(names: Sequence[str], repeats: int, limit: float) -> None:
     click.echo(f"\n{head_of(columns)}")
     with Workers() as workers:
         for name in names:
-            found: dict[str, Cells] = {}
+            results: dict[str, Cells] = {}
             for way in workers.ask(names_of, name):
                 try:
-                    found[way] = workers.ask(cells_of, name, way, repeats, limit=limit)
+                    results[way] = workers.ask(cells_of, name, way, repeats, limit=limit)
                 except TimeoutError:
-                    found[way] = [f"longer than {limit:.0f} s", "", "", ""]
+                    results[way] = [f"longer than {limit:.0f} s", "", "", ""]
                 except BrokenProcessPool:
-                    found[way] = ["the process ended", "", "", ""]
-                click.echo(row_of([name, way, *map(cell_text, found[way])]))
-                if any(isinstance(cell, str) for cell in found[way]):
+                    results[way] = ["the process ended", "", "", ""]
+                click.echo(row_of([name, way, *map(cell_text, results[way])]))
+                if any(isinstance(cell, str) for cell in results[way]):
                     workers.renew()
-            ratios = (ratio(found, place) for place in range(2))
+            ratios = (ratio(results, place) for place in range(2))
             click.echo(row_of([name, "our best over the others'", *ratios, "", ""]))
 
 
@@ -121,9 +121,9 @@ def print_small_steps(names: Sequence[str], turns: int) -> None:
     click.echo(f"\n{head_of(columns)}")
     for name in names:
         both = [SmallSteps(make) for make in PAIRS[name]]
-        found = [[steps.microseconds() for steps in both] for _ in range(turns + 2)][2:]
-        us, fused = (statistics.median(each) for each in zip(*found, strict=True))
-        ratio = statistics.median(one / other for one, other in found)
+        result = [[steps.microseconds() for steps in both] for _ in range(turns + 2)][2:]
+        us, fused = (statistics.median(each) for each in zip(*result, strict=True))
+        ratio = statistics.median(one / other for one, other in result)
         click.echo(row_of([name, f"{us:.0f}", f"{fused:.0f}", f"{ratio:.2f}"]))
 
 
@@ -154,9 +154,9 @@ def small() -> dict[str, tuple[Call, Call]]:
         "embedding": lambda module, x: module.embedding(target, x),
         "cross_entropy": lambda module, x: module.cross_entropy(x, target),
     }
-    found = {name: (partial(call, ours), partial(call, theirs)) for name, call in calls.items()}
-    found |= {name: both(name) for name in ("gelu", "relu", "dropout")}
-    return found | {"a node of Python around nothing": (Alias.apply, lambda x: x.view(64, 64))}
+    results = {name: (partial(call, ours), partial(call, theirs)) for name, call in calls.items()}
+    results |= {name: both(name) for name in ("gelu", "relu", "dropout")}
+    return results | {"a node of Python around nothing": (Alias.apply, lambda x: x.view(64, 64))}
 
 
 def both(name: str) -> tuple[Call, Call]:
@@ -173,7 +173,7 @@ def host(functions: Sequence[Call], calls: int) -> list[list[float]]:
     return [
         least([lambda f=f: f(x) for f in functions], calls),
         least([lambda f=f, leaf=leaf: f(leaf) for f, leaf, _, _ in ways], calls),
-        least([lambda given=given: _backward(*given) for _, *given in ways], calls),
+        least([lambda arguments=arguments: _backward(*arguments) for _, *arguments in ways], calls),
     ]
 
 
@@ -183,13 +183,13 @@ def _backward(leaf: torch.Tensor, y: torch.Tensor, dy: torch.Tensor) -> None:
 
 def least(some: Sequence[Step], calls: int) -> list[float]:
     """Microseconds of one call of each, which have their turns."""
-    found: list[float] = [math.inf] * len(some)
+    result: list[float] = [math.inf] * len(some)
     for call in some * 20:
         call()
     for _ in range(max(calls // GROUP, 1)):
         for i, call in enumerate(some):
-            found[i] = min(found[i], median(call))
-    return found
+            result[i] = min(result[i], median(call))
+    return result
 
 
 def median(call: Step, n: int = GROUP, before: Step = lambda: None) -> float:
@@ -204,18 +204,18 @@ def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def large() -> dict[str, Callable[[], dict[str, Way]]]:
     """Functions that make the ways to compute one case."""
-    found: dict[str, Callable[[], dict[str, Way]]] = {}
+    results: dict[str, Callable[[], dict[str, Way]]] = {}
     for n, classes in ((8192, 32000), (8192, 131072)):
-        found[f"cross_entropy {n} x {classes} bf16"] = partial(_loss, n, classes)
-    found["linear_cross_entropy 16384 x 4096, 131072 classes"] = _linear_loss
-    found["embedding 65536 of 50257 x 1024 bf16"] = _embedding
+        results[f"cross_entropy {n} x {classes} bf16"] = partial(_loss, n, classes)
+    results["linear_cross_entropy 16384 x 4096, 131072 classes"] = _linear_loss
+    results["embedding 65536 of 50257 x 1024 bf16"] = _embedding
     for dtype, kind in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
         for n, columns in ((65536, 1024), (16384, 4096), (8192, 8192)):
             for name in ("layer_norm", "rms_norm"):
-                found[f"{name} {n} x {columns} {kind}"] = partial(_norm, name, n, columns, dtype)
+                results[f"{name} {n} x {columns} {kind}"] = partial(_norm, name, n, columns, dtype)
         for name in ("softmax", "gelu", "relu", "dropout"):
-            found[f"{name} 65536 x 1024 {kind}"] = partial(_pointwise, name, dtype)
-    return found
+            results[f"{name} 65536 x 1024 {kind}"] = partial(_pointwise, name, dtype)
+    return results
 
 
 def _ways(
@@ -233,12 +233,12 @@ def _norm(name: str, n: int, columns: int, dtype: torch.dtype) -> dict[str, Way]
     leaves += [leaf(columns, dtype=dtype) for _ in range(1 + (name == "layer_norm"))]
     mine, other = (lambda x, *rest, f=f: f(x, (columns,), *rest) for f in both(name))
     liger = _liger(f"liger_{name}")
-    return _ways(mine, other, leaves, liger and (lambda *given: liger(*given, 1e-6)))
+    return _ways(mine, other, leaves, liger and (lambda *arguments: liger(*arguments, 1e-6)))
 
 
 def _pointwise(name: str, dtype: torch.dtype) -> dict[str, Way]:
-    given = {"dim": -1} if name == "softmax" else {}
-    mine, other = (lambda x, f=f: f(x, **given) for f in both(name))
+    keywords = {"dim": -1} if name == "softmax" else {}
+    mine, other = (lambda x, f=f: f(x, **keywords) for f in both(name))
     liger = _liger("liger_softmax") if name == "softmax" else None
     return _ways(mine, other, [leaf(65536, 1024, dtype=dtype)], liger)
 
@@ -247,14 +247,14 @@ def _loss(n: int, classes: int) -> dict[str, Way]:
     target = torch.randint(classes, (n,), device="cuda")
     leaves = [leaf(n, classes)]  # the result of an operation would bring its stream into a graph
     liger = _liger("liger_cross_entropy")
-    found = _ways(
+    result = _ways(
         lambda x: ours.cross_entropy(x, target),
         lambda x: theirs.cross_entropy(x, target),
         leaves,
         liger and (lambda x: liger(x, target)),
     )
     in_place = lambda x: ours.cross_entropy(Alias.apply(x), target, inplace=True)  # noqa: E731
-    return found | {"ours in place": (in_place, leaves)}
+    return result | {"ours in place": (in_place, leaves)}
 
 
 class Alias(torch.autograd.Function):
@@ -342,14 +342,14 @@ def cells_of(name: str, way: str, repeats: int) -> Cells:
     return figures(*ways_of(name)[way], repeats)
 
 
-def ratio(found: dict[str, Cells], place: int) -> str:
+def ratio(result: dict[str, Cells], place: int) -> str:
     """Our best over the others', where there are both."""
-    bests = [_best(found, place, is_ours=is_ours) for is_ours in (True, False)]
+    bests = [_best(result, place, is_ours=is_ours) for is_ours in (True, False)]
     return f"{bests[0] / bests[1]:.2f}" if all(bests) else ""
 
 
-def _best(found: dict[str, Cells], place: int, *, is_ours: bool) -> float:
-    some = [cells[place] for way, cells in found.items() if way.startswith("ours") == is_ours]
+def _best(result: dict[str, Cells], place: int, *, is_ours: bool) -> float:
+    some = [cells[place] for way, cells in result.items() if way.startswith("ours") == is_ours]
     return min((cell for cell in some if isinstance(cell, float)), default=0.0)
 
 
@@ -439,10 +439,10 @@ class SmallSteps:
             parameter.grad = gradient.detach()
 
 
-def plain(parameters: Parameters, **given: Any) -> Step:
+def plain(parameters: Parameters, **keywords: Any) -> Step:
     """The operator behind ours, over tensors."""
     optimizer = cto.AdamW(parameters)
-    return lambda: optimizer.step([p.grad for p in parameters], **given)
+    return lambda: optimizer.step([p.grad for p in parameters], **keywords)
 
 
 def plain_clipped(parameters: Parameters) -> Step:

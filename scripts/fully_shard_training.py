@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""A GPT whose parameters PyTorch's `fully_shard` divides over ranks, trained by either AdamW.
+"""A GPT over ranks by PyTorch's `fully_shard` or DistributedDataParallel, trained by either AdamW.
 
     torchrun --nproc-per-node 2 scripts/fully_shard_training.py             (two GPUs, NCCL)
     torchrun --nproc-per-node 2 scripts/fully_shard_training.py --tiny      (small, gloo without)
+    torchrun --nproc-per-node 2 scripts/fully_shard_training.py --whole     (parameters not divided)
 
-Blocks and the rest are sharded, parameters go through the layers as bfloat16, gradients are clipped
-to a norm of 1. Rank 0 prints for each way the peak of memory, the milliseconds of a step, the loss
-of the last one, and how far its parameters are from those of PyTorch's way, relative to what
-training changed: `AdamW` changes the optimizer alone, `ours` converts the model and takes our loss,
-too (its dropout draws other masks; on a CPU it is left out, as PyTorch cannot free the
-memory of what NumPy has seen).
+Layers compute in bfloat16, gradients are clipped to a norm of 1. Blocks and the rest are sharded.
+Rank 0 prints for each way the peak of memory, the milliseconds of a step, the loss of the last one,
+and how far its parameters are from those of PyTorch's way, relative to what training changed:
+`AdamW` changes the optimizer alone, `ours` converts the model and takes our loss, too (its dropout
+draws other masks; on a CPU it is left out, as PyTorch cannot free the memory of what NumPy has
+seen).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ import torch.distributed as dist
 from markdown_table import head_of, row_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from training_models import Panel, gpt
 
 import cupy_training_ops as cto
@@ -58,7 +61,7 @@ WAYS = {
 class Training:
     """A sharded model and its optimizer."""
 
-    def __init__(self, task: Panel, way: Way, device: torch.device) -> None:
+    def __init__(self, task: Panel, way: Way, device: torch.device, is_whole: bool) -> None:
         torch.manual_seed(0)
         self.task, self.way = task, way
         with device:
@@ -66,9 +69,13 @@ class Training:
         if way.is_converted:
             cto.torch.convert(self.model)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for block in task.blocks(self.model):
-            fully_shard(block, mp_policy=policy)
-        fully_shard(self.model, mp_policy=policy)
+        if is_whole:
+            self.network: nn.Module = DistributedDataParallel(self.model)
+        else:
+            for block in task.blocks(self.model):
+                fully_shard(block, mp_policy=policy)
+            self.network = fully_shard(self.model, mp_policy=policy)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=is_whole)
         self.optimizer = self._optimizer()
         self.x, self.target = (each.to(device) for each in task.data(dist.get_rank()))
         torch.manual_seed(1 + dist.get_rank())  # of dropout
@@ -82,7 +89,8 @@ class Training:
 
     def step(self) -> Tensor:
         """Forward, backward and update; the loss before it."""
-        scores = self.task.scores(self.model, self.x)
+        with self.autocast:
+            scores = self.task.scores(self.network, self.x)
         if self.way.is_converted:
             loss = cto.torch.functional.cross_entropy(scores, self.target)
         else:
@@ -95,8 +103,9 @@ class Training:
         return loss.detach()
 
     def parameters(self) -> Tensor:
-        """This rank's parts, in one row."""
-        return torch.cat([p.to_local().detach().flatten() for p in self.model.parameters()])
+        """This rank's parts, or all that is whole, in one row."""
+        each = (p.detach() for p in self.model.parameters())
+        return torch.cat([(p.to_local() if isinstance(p, DTensor) else p).flatten() for p in each])
 
 
 class Measured(NamedTuple):
@@ -132,9 +141,9 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def off(found: Measured, expected: Measured) -> float:
+def off(actual: Measured, expected: Measured) -> float:
     """The distance of the parameters over what training changed, of all ranks."""
-    squares = [found.after - expected.after, expected.after - expected.before]
+    squares = [actual.after - expected.after, expected.after - expected.before]
     norms = torch.stack([each.double().square().sum() for each in squares])
     dist.all_reduce(norms)
     return float((norms[0] / norms[1]).sqrt())
@@ -144,7 +153,8 @@ def off(found: Measured, expected: Measured) -> float:
 @click.option("--tiny", is_flag=True, help="Small sizes.")
 @click.option("--steps", default=12, show_default=True, type=click.IntRange(WARM_UP + 1))
 @click.option("--way", "chosen", multiple=True, type=click.Choice(list(WAYS)))
-def main(tiny: bool, steps: int, chosen: tuple[str, ...]) -> None:
+@click.option("--whole", is_flag=True, help="DistributedDataParallel: parameters are not divided.")
+def main(tiny: bool, steps: int, chosen: tuple[str, ...], whole: bool) -> None:
     """Print a row for each way."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else 0)
@@ -158,11 +168,16 @@ def main(tiny: bool, steps: int, chosen: tuple[str, ...]) -> None:
     for name, way in WAYS.items():
         if (chosen and name not in chosen) or (kind == "cpu" and way.is_converted):
             continue
-        found = measured(Training(task, way, device), steps, device)
-        first = first or found
-        distance = off(found, first)
+        result = measured(Training(task, way, device, whole), steps, device)
+        first = first or result
+        distance = off(result, first)
         if dist.get_rank() == 0:
-            numbers = f"{found.peak:.2f}", f"{found.ms:.1f}", f"{found.loss:.4f}", f"{distance:.4f}"
+            numbers = (
+                f"{result.peak:.2f}",
+                f"{result.ms:.1f}",
+                f"{result.loss:.4f}",
+                f"{distance:.4f}",
+            )
             click.echo(row_of((name, *numbers)))
     dist.destroy_process_group()
 

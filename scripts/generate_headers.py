@@ -60,20 +60,22 @@ def read(path: Path) -> str:
 def generated() -> dict[Path, str]:
     """The text of each header."""
     folder = ROOT / "cuda_src"
-    found = {folder / "core/facts.cuh": header(core, "cto::facts", STANDARD)}
-    found[folder / "core/slots.cuh"] = slots_header(core)
+    results = {folder / "core/facts.cuh": header(core, "cto::facts", STANDARD)}
+    results[folder / "core/slots.cuh"] = slots_header(core)
     for family in FAMILIES:
         home = f"cupy_training_ops.families.{family}"
         if (ROOT / home.replace(".", "/") / "facts.py").is_file():
             module = importlib.import_module(f"{home}.facts")
             text = header(module, f"cto::facts::{family}", '#include "core/facts.cuh"')
-            found[folder / family / "facts.cuh"] = text
-    return found
+            results[folder / family / "facts.cuh"] = text
+    return results
 
 
 def header(module: ModuleType, namespace: str, includes: str) -> str:
     """The header of one module of facts."""
-    own = {name: v for name, v in vars(module).items() if module is core or v is not taken(name)}
+    own = {
+        name: v for name, v in vars(module).items() if module is core or v is not core_value(name)
+    }
     named = {name: v for name, v in own.items() if name.isupper() and name[0] != "_"}
     numbers = {name: v for name, v in named.items() if isinstance(v, int | float | dict)}
     structs = [value for value in own.values() if isinstance(value, Struct)]
@@ -123,7 +125,7 @@ def comments(module: ModuleType) -> dict[str, str]:
     return texts
 
 
-def taken(name: str) -> object:
+def core_value(name: str) -> object:
     """Value of a name among the facts of all families."""
     return getattr(core, name, None)
 

@@ -48,7 +48,7 @@ run() {
   printf '%s\n' "$*" >"$folder/$name.log"
   timeout -k 10 "$limit" "$@" >>"$folder/$name.log" 2>&1 </dev/null &
   child=$!
-  trap 'kill "$child"' TERM
+  trap 'kill "$child"; wait "$child"' TERM # so that nothing is left when the script ends
   wait "$child"
   status=$? seconds=$((SECONDS - start))
   printf '{"step": "%s", "status": %d, "seconds": %d, "limit": %d}\n' \

@@ -41,9 +41,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out emulated runs, and where families are named what is of none of them."""
     families = config.getoption("--family")
-    kept = [i for i in items if not emulated(i) and (not families or concerns(i, families))]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
+    selected = [i for i in items if not emulated(i) and (not families or concerns(i, families))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(selected)])
+    items[:] = selected
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -55,13 +55,13 @@ def main(tensors: bool, against: Path | None, only: str, runs: int) -> None:
         click.echo(head_of(columns))
         for name in checkouts[0].ask("names", tensors):
             if only in name:
-                found = in_turns(checkouts, runs, "microseconds", tensors, name)
-                click.echo(row_of(cells(name, *found)))
+                result = in_turns(checkouts, runs, "microseconds", tensors, name)
+                click.echo(row_of(cells(name, *result)))
 
 
 def cells(name: str, *runs: list[float]) -> list[str]:
     """The best run of each checkout, and the ratio of two with its scatter over the runs."""
-    bests = [name, *(f"{min(found):.2f}" for found in runs)]
+    bests = [name, *(f"{min(result):.2f}" for result in runs)]
     return bests if len(runs) == 1 else [*bests, "{:.3f} ({:.3f}, {:.3f})".format(*ratios(*runs))]
 
 
@@ -161,8 +161,8 @@ def adam_step(n_gradients: int) -> Action:
 
 def adam(rate: Any, number: Callable[[int], Any]) -> Action:
     """A step of one array, whose number changes from call to call."""
-    given, steps = arrays(4), itertools.count(1)
-    return lambda: cto.adam_optimizer(rate, number(next(steps)), *given)
+    arguments, steps = arrays(4), itertools.count(1)
+    return lambda: cto.adam_optimizer(rate, number(next(steps)), *arguments)
 
 
 def slice_grad() -> Action:
@@ -273,8 +273,8 @@ def functionals() -> dict[str, Action]:
     from cupy_training_ops.torch import functional as ours
 
     row, shift, target = torch.ones(64), torch.zeros(64), torch.randint(64, (64,))
-    found: dict[str, Action] = {}
-    for module, name, given in (
+    results: dict[str, Action] = {}
+    for module, name, arguments in (
         (ours, "layer_norm", ((64,), row, shift)),
         (ours, "rms_norm", ((64,), row)),
         (ours, "softmax", (-1,)),
@@ -287,12 +287,12 @@ def functionals() -> dict[str, Action]:
         (theirs, "gelu", ()),
     ):
         shown = name if module is ours else f"(torch) {name}"
-        found |= ways(shown, partial(_apply, getattr(module, name), given))
-    return found
+        results |= ways(shown, partial(_apply, getattr(module, name), arguments))
+    return results
 
 
-def _apply(function: Any, given: tuple[Any, ...], x: Any) -> Any:
-    return function(x, *given)
+def _apply(function: Any, arguments: tuple[Any, ...], x: Any) -> Any:
+    return function(x, *arguments)
 
 
 def ways(name: str, call: Callable[[Any], Any]) -> dict[str, Action]:
@@ -331,11 +331,11 @@ def steps() -> dict[str, Action]:
     """A step of an optimizer over a model's parameters."""
     import torch
 
-    def step_of(kind: Any, **given: Any) -> Action:
+    def step_of(kind: Any, **keywords: Any) -> Action:
         some = [torch.nn.Parameter(torch.zeros(min(n, 64))) for n, *_ in SHAPES]
         for parameter in some:
             parameter.grad = torch.zeros_like(parameter)
-        step: Action = kind(some, **given).step
+        step: Action = kind(some, **keywords).step
         return step
 
     return {
@@ -363,11 +363,11 @@ def compression() -> dict[str, Action]:
     saved.SMALL = activations.SMALL = 1024
     always = cto.torch.compressed_activations("plain_msfp15")
     default = cto.torch.compressed_activations()
-    made = torch.randn(1 << 16, requires_grad=True) * 2
+    activation = torch.randn(1 << 16, requires_grad=True) * 2
     parameter, one = torch.nn.Parameter(torch.randn(1 << 16)), torch.ones(1)
 
     def pack_and_unpack() -> None:
-        packed = always.pack(made)
+        packed = always.pack(activation)
         always._known.clear()  # else it is the same tensor still
         always.unpack(packed)
 

@@ -48,8 +48,8 @@ def liger_version() -> str | None:
 
 def commit() -> str:
     """Value of CTO_COMMIT, which a copy without git needs; else git's."""
-    told = os.environ.get("CTO_COMMIT")
-    return told or command("git", "rev-parse", "--short", "HEAD") or "unknown"
+    stated = os.environ.get("CTO_COMMIT")
+    return stated or command("git", "rev-parse", "--short", "HEAD") or "unknown"
 
 
 def command(*words: str) -> str:

@@ -101,13 +101,13 @@ class Training:
     def sampled(self) -> dict[str, Any]:
         """Entries of the gradients of matrices and convolutions' weights, by name."""
         drawn = torch.Generator().manual_seed(1)
-        found = {}
+        results = {}
         for name, parameter in self.model.named_parameters():
             if parameter.dim() in (2, 4) and parameter.grad is not None:
                 at = torch.randint(parameter.numel(), (ENTRIES,), generator=drawn)
                 flat = parameter.grad.contiguous().flatten()
-                found[name] = flat[at.to(self.device)].float().cpu().numpy()
-        return found
+                results[name] = flat[at.to(self.device)].float().cpu().numpy()
+        return results
 
     def coded(self) -> dict[str, Any] | None:
         """Report of the codes, single tensors left out."""
@@ -119,10 +119,10 @@ class Training:
 def _loss(
     model: nn.Module, scores: Callable[[Any, Tensor], Tensor], ours: bool, x: Tensor, target: Tensor
 ) -> Tensor:
-    found = scores(model, x)
+    result = scores(model, x)
     if ours:
-        return cto.torch.functional.cross_entropy(found, target, inplace=True)
-    return functional.cross_entropy(found.float(), target)
+        return cto.torch.functional.cross_entropy(result, target, inplace=True)
+    return functional.cross_entropy(result.float(), target)
 
 
 def allocated(device: torch.device) -> int:
@@ -150,8 +150,8 @@ def timed_steps(training: Training, n: int) -> list[float]:
 def _checkpoint(block: nn.Module) -> None:
     forward = block.forward
 
-    def again(*given: Any, **named: Any) -> Any:
-        return checkpoint(forward, *given, use_reentrant=False, **named)
+    def again(*arguments: Any, **named: Any) -> Any:
+        return checkpoint(forward, *arguments, use_reentrant=False, **named)
 
     block.forward = again
 

@@ -300,13 +300,13 @@ def differences(ours: Path, expected: Path) -> Line:
 def about(tiny: bool) -> Line:
     """First line of a file: machine, versions, commit and date."""
     try:
-        found = machine()
+        results = machine()
     except Exception as error:
         if not tiny:
             raise click.UsageError("expected a GPU; without one there is --tiny") from error
         date = command("date", "-u", "+%Y-%m-%d")
-        found = {"gpu": "no GPU", "commit": commit(), "date": date}
-    return {"kind": "about", **found}
+        results = {"gpu": "no GPU", "commit": commit(), "date": date}
+    return {"kind": "about", **results}
 
 
 @click.group(help=(__doc__ or "").partition("\n")[0])

@@ -226,7 +226,9 @@ def tables(abouts: Sequence[Line], panels: Panels) -> str:
 def filled(page: str, text: str) -> str:
     """The page with these tables."""
     place = "(<!-- measured: memory_map -->\n).*?(<!-- end -->)"
-    page, n = re.subn(place, lambda found: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL)
+    page, n = re.subn(
+        place, lambda result: f"{result[1]}{text}\n{result[2]}", page, flags=re.DOTALL
+    )
     if n != 1:
         raise ValueError(f"expected one '<!-- measured: memory_map -->' with an end, not {n}")
     return page

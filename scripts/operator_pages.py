@@ -83,8 +83,8 @@ def newest(family: str) -> list[type[Op]]:
 
 def common(family: str) -> list[str]:
     """Sentences that hold for every call of every operator of a family."""
-    found = (sections(cls.declaration)["every call"] for cls in newest(family))
-    first, *others = ([text for (text,) in rows] for rows in found)
+    results = (sections(cls.declaration)["every call"] for cls in newest(family))
+    first, *others = ([text for (text,) in rows] for rows in results)
     return [text for text in first if all(text in other for other in others)]
 
 
@@ -94,12 +94,14 @@ def examples_of(family: str) -> tuple[str, dict[str, str]]:
     if not path.is_file():
         raise click.ClickException(f"examples/operators/{family}.py: there is no such file")
     before, *cells = re.split(r"^# %% (\w+)\n", path.read_text("utf-8"), flags=re.MULTILINE)
-    found = {name: text.strip() + "\n" for name, text in zip(cells[::2], cells[1::2], strict=True)}
-    if found.keys() != FAMILIES[family].keys():
-        wrong = ", ".join(sorted(found.keys() ^ FAMILIES[family].keys()))
+    results = {
+        name: text.strip() + "\n" for name, text in zip(cells[::2], cells[1::2], strict=True)
+    }
+    if results.keys() != FAMILIES[family].keys():
+        wrong = ", ".join(sorted(results.keys() ^ FAMILIES[family].keys()))
         raise click.ClickException(f"examples/operators/{family}.py: not one example of {wrong}")
     code = re.sub(r'\A#.*\n""".*?"""\n\n', "", before, flags=re.DOTALL)
-    return code.rstrip() + "\n", found
+    return code.rstrip() + "\n", results
 
 
 def operator(cls: type[Op], example: str) -> Iterator[str]:
@@ -129,14 +131,16 @@ def declared(cls: type[Op], call: str) -> str:
     return f"{signature} -> {names.strip('()')}"
 
 
-def tables(cls: type[Op], found: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+def tables(cls: type[Op], result: Mapping[str, Sequence[Row]]) -> Iterator[str]:
     """Inputs, outputs, attributes and types."""
     for title, head in HEADS.items():
-        rows = list(found.get(title, ()))
+        rows = list(result.get(title, ()))
         if title in ("inputs", "outputs"):
             rows = [(name, kind, *memory_first(text)) for name, kind, text in rows]
         elif title == "attributes":
-            rows = [(name, given.removeprefix("default "), text) for name, given, text in rows]
+            rows = [
+                (name, argument.removeprefix("default "), text) for name, argument, text in rows
+            ]
         elif title == "types" and isinstance(cls.types, TypeRows):
             head, *rows = rows
         if rows:
@@ -157,8 +161,8 @@ def registered(name: str) -> str:
 
 def versions_of(name: str) -> list[type[Op]]:
     """The classes of an operator, the oldest first."""
-    found = [c for family in FAMILIES.values() for known, c in classes(family) if known == name]
-    return sorted(found, key=lambda cls: cls.since)
+    results = [c for family in FAMILIES.values() for known, c in classes(family) if known == name]
+    return sorted(results, key=lambda cls: cls.since)
 
 
 def memory_first(text: str) -> tuple[str, str]:
@@ -236,8 +240,8 @@ def coverage() -> str:
 
 def names_upstream() -> str:
     """Upstream's operators: what each is called here, what it takes, what differs."""
-    found = [(f, cls) for f in FAMILIES for cls in newest(f) if cls.name in upstream()]
-    rows = [upstream_row(family, cls) for family, cls in sorted(found, key=lambda it: it[1].name)]
+    results = [(f, cls) for f in FAMILIES for cls in newest(f) if cls.name in upstream()]
+    rows = [upstream_row(family, cls) for family, cls in sorted(results, key=lambda it: it[1].name)]
     head = ("operator", "version", "function", "inputs in order", "attributes", "differs")
     return table(head, rows)
 

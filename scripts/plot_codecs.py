@@ -61,15 +61,15 @@ def codec_figures(name: str, speeds: dict[str, int]) -> dict[str, Any]:
     """Bits a value and decibels for each array, and GB/s where they are known, of one codec."""
     with np.load(DATA) as arrays:
         floats = {key: arrays[key] for key in arrays if arrays[key].dtype.kind == "f"}
-    found = {}
+    results = {}
     for key, x in floats.items():
         with contextlib.suppress(OpError):  # of a codec of integers
-            found[key] = array_figures(name, x)
+            results[key] = array_figures(name, x)
     codec = CODECS[name]
     encodes = "f4,signs" if codec.fixed.get("keep_sign") else "f4"
     cases = {"encode": f"{codec.encoder.name}[{encodes}]", "decode": f"{codec.decoder.name}[f4]"}
     own = {way: speeds[case] for way, case in cases.items() if case in speeds}
-    return {"arrays": found, **own}
+    return {"arrays": results, **own}
 
 
 def array_figures(name: str, x: np.ndarray) -> dict[str, float | None]:
@@ -117,8 +117,8 @@ def draw_errors(axes: Any, figures: dict[str, Any]) -> None:
 
 def points(codec: dict[str, Any]) -> list[tuple[float, float]]:
     """Bits and decibels of each array that has decibels."""
-    found = codec["arrays"].values()
-    return [(each["bits"], each["snr_db"]) for each in found if each["snr_db"] is not None]
+    result = codec["arrays"].values()
+    return [(each["bits"], each["snr_db"]) for each in result if each["snr_db"] is not None]
 
 
 def draw_speeds(axes: Any, figures: dict[str, Any]) -> None:

@@ -39,17 +39,17 @@ class Training:
     """Two dense layers, their gradients, and this rank's rows of a fixed data set."""
 
     def __init__(
-        self, xp: Any, group: cto.ProcessGroup, sharded: bool = False, seed: int = 0
+        self, xp: Any, group: cto.ProcessGroup, sharded: bool = False, dtype: str = "float32"
     ) -> None:
         self.xp, self.group = xp, group
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)
         centres = rng.standard_normal((CLASSES, FEATURES))
         self.labels = rng.integers(0, CLASSES, 20 * BATCH)
         noise = rng.standard_normal((len(self.labels), FEATURES))
-        self.rows = (centres[self.labels] + noise).astype(np.float32)
-        self.parameters = [xp.asarray(array) for array in start(rng)]
+        self.rows = (centres[self.labels] + noise).astype(dtype)
+        self.parameters = [xp.asarray(array.astype(dtype)) for array in start(rng)]
         self.gradients = [xp.zeros_like(array) for array in self.parameters]
-        self.loss = xp.zeros(1, np.float32)
+        self.loss = xp.zeros(1, dtype)
         self.optimizer: Any = cto.SGD(self.parameters, LEARNING_RATE)
         self.add_up, self.buckets = cto.NcclAllReduce(group=group), None
         if sharded:
@@ -82,15 +82,15 @@ class Training:
         scale = share if self.buckets is None else 1.0
         hidden = self.xp.maximum(x @ w1 + b1, 0)
         loss, d_scores = cto.cross_entropy_loss_and_grad(hidden @ w2 + b2, labels, loss_scale=scale)
-        self.loss[...] = loss * self.xp.float32(share)
-        self._found(3, d_scores.sum(axis=0))
-        self._found(2, hidden.T @ d_scores)
+        self.loss[...] = loss * self.loss.dtype.type(share)
+        self._ready(3, d_scores.sum(axis=0))
+        self._ready(2, hidden.T @ d_scores)
         d_hidden = cto.relu_grad(self.xp.ascontiguousarray(d_scores @ w2.T), hidden)
-        self._found(1, d_hidden.sum(axis=0))
-        self._found(0, x.T @ d_hidden)
+        self._ready(1, d_hidden.sum(axis=0))
+        self._ready(0, x.T @ d_hidden)
 
-    def _found(self, place: int, value: Any) -> None:
-        """The gradient of a parameter."""
+    def _ready(self, place: int, value: Any) -> None:
+        """Write the gradient of a parameter, and hand it to the buckets."""
         self.gradients[place][...] = value
         if self.buckets is not None:
             self.buckets.ready(place, self.gradients[place])
@@ -105,15 +105,14 @@ def start(rng: np.random.Generator) -> list[np.ndarray]:
     """The parameters before the first step."""
     w1 = rng.standard_normal((FEATURES, HIDDEN)) / FEATURES**0.5
     w2 = rng.standard_normal((HIDDEN, CLASSES)) / HIDDEN**0.5
-    arrays = (w1, np.zeros(HIDDEN), w2, np.zeros(CLASSES))
-    return [array.astype(np.float32) for array in arrays]
+    return [w1, np.zeros(HIDDEN), w2, np.zeros(CLASSES)]
 
 
 def train(
-    xp: Any, group: cto.ProcessGroup, steps: int, sharded: bool = False
+    xp: Any, group: cto.ProcessGroup, steps: int, sharded: bool = False, dtype: str = "float32"
 ) -> tuple[list[float], int]:
     """The losses of some steps, and the checksum of the parameters after them."""
-    training = Training(xp, group, sharded)
+    training = Training(xp, group, sharded, dtype)
     losses = [training.step(number) for number in range(steps)]
     return losses, training.checksum()
 
@@ -123,15 +122,19 @@ def train(
 @click.option("--steps", default=50, show_default=True)
 @click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True)
 @click.option("--sharded", is_flag=True, help="AdamW with states divided among the ranks.")
-def main(ranks: int | None, steps: int, provider: str, sharded: bool) -> None:
+@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32")
+def main(ranks: int | None, steps: int, provider: str, sharded: bool, dtype: str) -> None:
     """Train, and print the losses."""
     if ranks is not None:
-        own = [__file__, "--steps", str(steps), "--provider", provider, *["--sharded"] * sharded]
-        cupy_training_ops(["launch", "--ranks", str(ranks), *own])
+        own = ["--steps", str(steps), "--provider", provider, "--dtype", dtype]
+        own += ["--sharded"] * sharded
+        cupy_training_ops(["launch", "--ranks", str(ranks), __file__, *own])
     with cto.ProcessGroup() as group:
-        losses, checksum = train(library(provider, group), group, steps, sharded)
+        if group.rank == 0:
+            print(f"{group.size} ranks, {BATCH // group.size} rows each", flush=True)
+        losses, checksum = train(library(provider, group), group, steps, sharded, dtype)
     if group.rank == 0:
-        print("losses", *(f"{loss:.6f}" for loss in losses))
+        print("losses", *(f"{loss:.9f}" for loss in losses))
     print("checksum", checksum)
 
 

@@ -50,10 +50,10 @@ def loaded() -> tuple[Digits, Digits]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise click.ClickException(f"{error}: pip install -e '.[examples]'") from None
-    found = load_digits()
-    images = found.images[:, None].astype(np.float32) / 8 - 1
+    result = load_digits()
+    images = result.images[:, None].astype(np.float32) / 8 - 1
     margin = ((0, 0), (0, 0), (1, 1), (1, 1))
-    whole = Digits(np.pad(images, margin, constant_values=-1), found.target.astype(np.int64))
+    whole = Digits(np.pad(images, margin, constant_values=-1), result.target.astype(np.int64))
     return Digits(*(a[:-HELD_OUT] for a in whole)), Digits(*(a[-HELD_OUT:] for a in whole))
 
 
@@ -112,11 +112,11 @@ class Network:
 
     def step(self, x: Any, labels: Any, rate: float) -> Any:
         """Forward, backward, update; the loss before it."""
-        with self._stash or contextlib.nullcontext(Kept()) as kept:
-            loss, slope = cto.cross_entropy_loss_and_grad(self.scores(x, kept.put), labels)
+        with self._stash or contextlib.nullcontext(Kept()) as codes:
+            loss, slope = cto.cross_entropy_loss_and_grad(self.scores(x, codes.put), labels)
             slope, y = slope.reshape(-1, CLASSES, 1, 1), None
             for i, layer in reversed(list(enumerate(self.layers))):
-                read = kept.get(str(i - 1)) if i else x
+                read = codes.get(str(i - 1)) if i else x
                 slope, y = layer.backward(slope, read, y), read
         self._descent.step([g for layer in self.layers for g in layer.gradients], lr=rate)
         return loss
@@ -212,8 +212,8 @@ def main(
         plot(result, path)
     place = "cpu" if xp is np else "cuda"
     if as_json:
-        found = {"seed": seed, "device": place, "seconds": seconds, "accuracy": share(result)}
-        click.echo(json.dumps({**found, **result._asdict()}))
+        results = {"seed": seed, "device": place, "seconds": seconds, "accuracy": share(result)}
+        click.echo(json.dumps({**results, **result._asdict()}))
         return
     click.echo(f"{result.correct} of {HELD_OUT} held-out images are read correctly")
     click.echo(f"loss {result.losses[0]:.3f} at first, {np.mean(result.losses[-30:]):.3f} at last")

@@ -202,8 +202,8 @@ def text(n: int, length: int, classes: int) -> Data:
 
     def drawn(seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        found = torch.randint(classes, (n, length // 4), generator=generator).repeat(1, 4)
-        return found, found.roll(-1, 1).flatten()
+        result = torch.randint(classes, (n, length // 4), generator=generator).repeat(1, 4)
+        return result, result.roll(-1, 1).flatten()
 
     return drawn
 
@@ -279,14 +279,14 @@ def vit(tiny: bool, large: bool) -> Panel:
     )
     n, side, depth, width = (2, 2 * patch, 2, 2 * n_heads) if tiny else (n, 224, depth, width)
 
-    def made() -> nn.Module:
+    def build() -> nn.Module:
         model = VisionTransformer(side, patch, depth, n_heads, width, 4 * width)
         nn.init.normal_(model.heads.head.weight, std=0.02)  # of zeros no other gradient is left
         return model
 
     return Panel(
         f"ViT-{name}, {n} x {side} x {side}",
-        made,
+        build,
         images(n, side, 1000),
         lambda model: model.encoder.layers,
     )

@@ -75,16 +75,16 @@ def in_turns(
     answers: list[list[Any]] = [[] for _ in checkouts]
     pairs = list(zip(checkouts, answers, strict=True))
     for number in range(rounds):
-        for checkout, found in pairs[:: -1 if number % 2 else 1]:
-            found.append(checkout.ask(question, *arguments))
+        for checkout, result in pairs[:: -1 if number % 2 else 1]:
+            result.append(checkout.ask(question, *arguments))
     return answers
 
 
 def ratios(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
     """Median and 20th and 80th percentile of after / before over the rounds."""
-    found = [new / old for old, new in zip(before, after, strict=True)]
-    deciles = statistics.quantiles(found, n=10, method="inclusive")
-    return statistics.median(found), deciles[1], deciles[7]
+    results = [new / old for old, new in zip(before, after, strict=True)]
+    deciles = statistics.quantiles(results, n=10, method="inclusive")
+    return statistics.median(results), deciles[1], deciles[7]
 
 
 def run(action: Callable[[], Any]) -> float:

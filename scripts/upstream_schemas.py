@@ -36,8 +36,8 @@ NOT_HERE = {
 def _items(text: str, *options: str) -> list[dict[str, Any]]:
     """Inputs or outputs, each a name and its type."""
     pairs = (each.split() for each in text.split(", "))
-    given = [f"OpSchema::{option}" for option in options]
-    return [{"name": name, "type": kind, "options": given} for name, kind in pairs]
+    arguments = [f"OpSchema::{option}" for option in options]
+    return [{"name": name, "type": kind, "options": arguments} for name, kind in pairs]
 
 
 _NUMBERS = "update_signal bool, loss_scale T2, gradient_norm T_GRAD_NORM, R T1, step TSTEP"
@@ -112,7 +112,7 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("AdamWOptimizer", "output updated_flag alias"): SIGNAL,
     ("AveragePoolGrad", "inputs"): SHAPE_OF_X,
     ("MaxPoolGrad", "inputs"): SHAPE_OF_X,
-    **{(op, f"attribute {each}"): AS_FORWARD for op, found in POOLS.items() for each in found},
+    **{(op, f"attribute {each}"): AS_FORWARD for op, names in POOLS.items() for each in names},
     ("PassThrough", "output outputs alias"): THEMSELVES,
     ("RecordEvent", "output OutputData alias"): THEMSELVES,
     ("WaitEvent", "output OutputData alias"): THEMSELVES,
@@ -147,13 +147,13 @@ def classes() -> dict[str, type[Op]]:
 
 def differences() -> list[Difference]:
     """Every field of every operator that upstream declares and that is another here."""
-    found = json.loads(SCHEMAS.read_text("utf-8"))
+    upstream_data = json.loads(SCHEMAS.read_text("utf-8"))
     known = classes()
     return [
         Difference(name, field, upstream, here)
-        for name, schema in {**found["schemas"], "LambOptimizer": LAMB}.items()
+        for name, schema in {**upstream_data["schemas"], "LambOptimizer": LAMB}.items()
         if name in known
-        for field, upstream, here in fields(known[name], schema, found["kernels"].get(name))
+        for field, upstream, here in fields(known[name], schema, upstream_data["kernels"].get(name))
         if upstream != here
     ]
 

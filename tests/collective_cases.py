@@ -27,10 +27,10 @@ def inputs(rank: int, dtype: Any, shapes: Sequence[tuple[int, ...]] = SHAPES) ->
     rng = np.random.default_rng(100 + rank)
     kind = np.dtype(dtype).kind
     low = 0 if kind == "u" else -9
-    made = [np.asarray(rng.uniform(low, 9, shape)) for shape in shapes]
+    arrays = [np.asarray(rng.uniform(low, 9, shape)) for shape in shapes]
     if kind == "c":
-        return [np.asarray(x + 1j * np.roll(x, 1)).astype(dtype) for x in made]
-    return [np.asarray(x > 0 if kind == "b" else x).astype(dtype) for x in made]
+        return [np.asarray(x + 1j * np.roll(x, 1)).astype(dtype) for x in arrays]
+    return [np.asarray(x > 0 if kind == "b" else x).astype(dtype) for x in arrays]
 
 
 def all_inputs(n: int, dtype: Any, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Any]:
@@ -42,11 +42,11 @@ def rounded(x: np.ndarray, dtype: Any) -> np.ndarray:
     return np.asarray(x, np.float32 if dtype == BFLOAT16 else None).astype(dtype)
 
 
-def sums(found: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+def sums(ranks: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
     """Element by element, by Python's exact sums."""
-    dtype = found[0][0].dtype
+    dtype = ranks[0][0].dtype
     summed = []
-    for column in zip(*found, strict=True):
+    for column in zip(*ranks, strict=True):
         elements = zip(*map(np.ravel, column), strict=True)
         if dtype.kind in "iu":
             bits = 8 * dtype.itemsize
@@ -67,9 +67,9 @@ def owners(sizes: Sequence[int], n: int) -> list[int]:
     return [int(chunks[sum(sizes[:i])]) for i in range(len(sizes))]
 
 
-def adasum(found: Sequence[np.ndarray], first: int = 1) -> list[np.ndarray]:
+def adasum(ranks: Sequence[np.ndarray], first: int = 1) -> list[np.ndarray]:
     """The formula in float64, each level rounded to the arrays' type; what each rank has."""
-    values, level = list(found), first
+    values, level = list(ranks), first
     while level < len(values):
         after = list(values)
         for low in (r for r in range(len(values)) if not r & level):
@@ -77,7 +77,7 @@ def adasum(found: Sequence[np.ndarray], first: int = 1) -> list[np.ndarray]:
             aa, bb, ab = (math.fsum(x * y) for x, y in ((a, a), (b, b), (a, b)))
             small = math.sqrt(np.finfo(np.float64).tiny)
             ca, cb = (1 if square < small else 1 - ab / (2 * square) for square in (aa, bb))
-            both = rounded((ca * a + cb * b).reshape(found[0].shape), found[0].dtype)
+            both = rounded((ca * a + cb * b).reshape(ranks[0].shape), ranks[0].dtype)
             after[low] = after[low | level] = both
         values, level = after, 2 * level
     return values
@@ -86,14 +86,14 @@ def adasum(found: Sequence[np.ndarray], first: int = 1) -> list[np.ndarray]:
 def check_sums(group: cto.ProcessGroup, dtype: Any, place: Any, host: Any) -> None:
     expected = sums(all_inputs(group.size, dtype))
     op = cto.NcclAllReduce(group=group)
-    given = place(inputs(group.rank, dtype))
-    result = op(given)
-    assert all(a is b for a, b in zip(result, given, strict=True))  # in place
+    arrays = place(inputs(group.rank, dtype))
+    result = op(arrays)
+    assert all(a is b for a, b in zip(result, arrays, strict=True))  # in place
     compare(host(result), expected, dtype)
-    given = place(inputs(group.rank, dtype))
+    arrays = place(inputs(group.rank, dtype))
     out = tuple(place([np.zeros(shape, dtype) for shape in SHAPES]))
-    compare(host(op(given, out=out)), expected, dtype)
-    compare(host(given), inputs(group.rank, dtype), None)
+    compare(host(op(arrays, out=out)), expected, dtype)
+    compare(host(arrays), inputs(group.rank, dtype), None)
 
 
 def check_megatron(group: cto.ProcessGroup, dtype: Any, place: Any, host: Any) -> None:
@@ -106,17 +106,17 @@ def check_megatron(group: cto.ProcessGroup, dtype: Any, place: Any, host: Any) -
 def check_owned(group: cto.ProcessGroup, dtype: Any, place: Any, host: Any) -> None:
     n = group.size
     for shapes in owned_shapes(n):
-        owned, found = owners([math.prod(s) for s in shapes], n), all_inputs(n, dtype, shapes)
-        expected = [found[owner][i] for i, owner in enumerate(owned)]
-        result = cto.nccl_all_gather(place(found[group.rank]), group=group)
+        owned, ranks = owners([math.prod(s) for s in shapes], n), all_inputs(n, dtype, shapes)
+        expected = [ranks[owner][i] for i, owner in enumerate(owned)]
+        result = cto.nccl_all_gather(place(ranks[group.rank]), group=group)
         compare(host(result), expected, None)
         if dtype in FLOATS:
-            own, total = found[group.rank], sums(found)
+            own, total = ranks[group.rank], sums(ranks)
             pairs = enumerate(owned)
             expected = [total[i] if owner == group.rank else own[i] for i, owner in pairs]
             out = tuple(place([np.zeros(shape, dtype) for shape in shapes]))
-            for given in (None, out):
-                result = cto.nccl_reduce_scatter(place(own), group=group, out=given)
+            for target in (None, out):
+                result = cto.nccl_reduce_scatter(place(own), group=group, out=target)
                 compare(host(result), expected, dtype)
 
 
@@ -134,9 +134,9 @@ def check_adasum(group: cto.ProcessGroup, dtype: Any, place: Any, host: Any) -> 
         return
     for count in range(1, 6):
         shapes = SHAPES[-count:]
-        found = all_inputs(n, dtype, shapes)
-        expected = [adasum(column)[group.rank] for column in zip(*found, strict=True)]
-        result = cto.adasum_all_reduce(place(found[group.rank]), group=group)
+        ranks = all_inputs(n, dtype, shapes)
+        expected = [adasum(column)[group.rank] for column in zip(*ranks, strict=True)]
+        result = cto.adasum_all_reduce(place(ranks[group.rank]), group=group)
         compare(host(result), expected, dtype)
 
 
@@ -186,10 +186,10 @@ def copies(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def check_all(group: cto.ProcessGroup, place: Any = copies, host: Any = list) -> int:
     """Every operator for every type; how many checks there were."""
-    made = 0
+    count = 0
     for dtype in FIXED_SIZE:
         of_numbers = CHECKS if dtype in INTEGERS else CHECKS + FLOAT_CHECKS
         for check in of_numbers if dtype in NUMBERS else MOVED:
             check(group, dtype, place, host)
-            made += 1
-    return made
+            count += 1
+    return count

@@ -184,10 +184,10 @@ def in_every_order(seed: int):
     skip_unless_available(reason_not_to_run(EMULATED_RUNS[0]))
 
     def results(function):
-        found = []
+        actual = []
         for name in EMULATED_RUNS:
             with Run(name, seed) as run:
-                found.append(function(run))
-        return found
+                actual.append(function(run))
+        return actual
 
     return results

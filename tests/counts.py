@@ -112,34 +112,34 @@ class Counts:
         """Where the run is outside its budget."""
         if BUDGET is None:
             return []
-        found = {**self.found, "collect_seconds": self._collected}
-        return outside(found, tomllib.loads(Path(BUDGET).read_text(encoding="utf-8")))
+        results = {**self.found, "collect_seconds": self._collected}
+        return outside(results, tomllib.loads(Path(BUDGET).read_text(encoding="utf-8")))
 
     def lines(self) -> list[str]:
         """The summary."""
-        found = self.found
-        asks = ", ".join(f"{name} {found['asks_' + name]:,}" for name in ORACLES)
+        result = self.found
+        asks = ", ".join(f"{name} {result['asks_' + name]:,}" for name in ORACLES)
         return [
-            f"{found['passed']:,} tests passed, {found['launches']:,} kernels launched, "
-            f"{found['comparisons']:,} results compared with {found['elements']:,} elements",
+            f"{result['passed']:,} tests passed, {result['launches']:,} kernels launched, "
+            f"{result['comparisons']:,} results compared with {result['elements']:,} elements",
             f"tests beside an oracle: {asks}",
-            f"{found['builds']} builds with g++, {found['build_seconds']:.0f} s, "
-            f"{found['build_core_seconds']:.0f} core-seconds",
-            f"{found['core_seconds']:.0f} core-seconds in all, {self._collected:.1f} s to collect",
+            f"{result['builds']} builds with g++, {result['build_seconds']:.0f} s, "
+            f"{result['build_core_seconds']:.0f} core-seconds",
+            f"{result['core_seconds']:.0f} core-seconds in all, {self._collected:.1f} s to collect",
         ]
 
 
-def outside(found: Mapping[str, float], budget: Mapping[str, Mapping[str, float]]) -> list[str]:
+def outside(counts: Mapping[str, float], budget: Mapping[str, Mapping[str, float]]) -> list[str]:
     """What is more or less than its budget says."""
     over = [
-        f"over budget: {name} {found.get(name, 0):.0f}, at most {most}"
+        f"over budget: {name} {counts.get(name, 0):.0f}, at most {most}"
         for name, most in budget["most"].items()
-        if found.get(name, 0) > most
+        if counts.get(name, 0) > most
     ]
     return over + [
-        f"under budget: {name} {found.get(name, 0):.0f}, at least {least}"
+        f"under budget: {name} {counts.get(name, 0):.0f}, at least {least}"
         for name, least in budget["least"].items()
-        if found.get(name, 0) < least
+        if counts.get(name, 0) < least
     ]
 
 

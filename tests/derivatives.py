@@ -22,10 +22,10 @@ def vjp(forward: Callable, primals: Sequence[np.ndarray], dy: np.ndarray) -> lis
     def backward(primals, dy):
         return jax.vjp(forward, *primals)[1](dy)
 
-    found = [np.asarray(gradient) for gradient in jax.jit(backward)(tuple(primals), dy)]
+    results = [np.asarray(gradient) for gradient in jax.jit(backward)(tuple(primals), dy)]
     if is_drawn():
-        check_compiled(found, backward(tuple(primals), dy))
-    return found
+        check_compiled(results, backward(tuple(primals), dy))
+    return results
 
 
 def is_drawn() -> bool:
@@ -34,19 +34,19 @@ def is_drawn() -> bool:
     return random.Random(key).randrange(REPEATED) == 0
 
 
-def check_compiled(found: Sequence[np.ndarray], expected: Sequence[object]) -> None:
+def check_compiled(results: Sequence[np.ndarray], expected: Sequence[object]) -> None:
     """Fail where compiling changes more than roundings: then the oracle is wrong."""
-    for actual, each in zip(found, expected, strict=True):
+    for actual, each in zip(results, expected, strict=True):
         wide = [np.asarray(array).astype(np.float64) for array in (actual, each)]
         np.testing.assert_allclose(*wide, rtol=1e-2, atol=1e-2, err_msg="JAX under jit")
 
 
 def finite_differences(forward: Callable, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
     """The same of one float64 input, within 1e-9: differences of fourth order allow a long step."""
-    found = np.empty_like(x)
+    result = np.empty_like(x)
     for place in np.ndindex(x.shape):
         step = np.zeros_like(x)
         step[place] = 1e-3
         near, far = (forward(x + s) - forward(x - s) for s in (step, 2 * step))
-        found[place] = (dy * (8 * near - far)).sum() / 12e-3
-    return found
+        result[place] = (dy * (8 * near - far)).sum() / 12e-3
+    return result

@@ -65,19 +65,19 @@ def traced(trace: Any) -> Iterator[None]:
 
 def lines_of(call: Callable[[], object], folder: str = PACKAGE) -> Counter[Line]:
     """How often a call comes to each line below a folder, in the order of the first times."""
-    found: Counter[Line] = Counter()
+    results: Counter[Line] = Counter()
 
     def at_call(frame: FrameType, *_: object) -> Any:
         return at_line if frame.f_code.co_filename.startswith(folder) else None
 
     def at_line(frame: FrameType, event: str, _: object) -> Any:
         if event == "line":
-            found[Line(frame.f_code.co_filename, frame.f_lineno)] += 1
+            results[Line(frame.f_code.co_filename, frame.f_lineno)] += 1
         return at_line
 
     with traced(at_call):
         call()
-    return found
+    return results
 
 
 @contextlib.contextmanager

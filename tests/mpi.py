@@ -59,9 +59,9 @@ def launcher() -> str:
     """A job of another MPI's would be as many jobs of one rank."""
     version = library()
     own = [names for name, names in NAMES.items() if name in version]
-    for found in candidates():
-        if not own or any(name in said_by([found, "--version"]) for name in own[0]):
-            return found
+    for result in candidates():
+        if not own or any(name in said_by([result, "--version"]) for name in own[0]):
+            return result
     pytest.skip(f"no mpiexec is of the MPI that mpi4py loads: {version.partition(',')[0]}")
 
 

@@ -40,7 +40,7 @@ def copied(lists) -> list[list[np.ndarray]]:
     return [[x.copy() for x in xs] for xs in lists]
 
 
-def assert_all_match(run, found, expected, tolerance=None) -> None:
-    for a, b in zip(found, expected, strict=True):
+def assert_all_match(run, actual, expected, tolerance=None) -> None:
+    for a, b in zip(actual, expected, strict=True):
         for x, y in zip(a, b, strict=True):
             assert_matches(run.host(x), y, tolerance)

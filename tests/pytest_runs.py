@@ -46,4 +46,4 @@ def pytest_runs(
     environment = os.environ | environment
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    return [Ran(*found) for found in json.loads(ran.stdout)]
+    return [Ran(*result) for result in json.loads(ran.stdout)]

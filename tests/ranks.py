@@ -40,13 +40,13 @@ def in_threads(
 
 def gathered(actions: Sequence[Callable[[], Any]], timeout: float) -> list[Any]:
     """What each action returned or raised, in a thread of its own; a test fails that hangs."""
-    found: list[Any] = [None] * len(actions)
+    result: list[Any] = [None] * len(actions)
 
     def act(place: int) -> None:
         try:
-            found[place] = actions[place]()
+            result[place] = actions[place]()
         except Exception as error:
-            found[place] = error
+            result[place] = error
 
     threads = [threading.Thread(target=act, args=(i,), daemon=True) for i in range(len(actions))]
     for thread in threads:
@@ -54,16 +54,16 @@ def gathered(actions: Sequence[Callable[[], Any]], timeout: float) -> list[Any]:
     deadline = time.monotonic() + timeout
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    assert not any(thread.is_alive() for thread in threads), f"a rank hangs: {found}"
-    return found
+    assert not any(thread.is_alive() for thread in threads), f"a rank hangs: {result}"
+    return result
 
 
-def results(found: Sequence[Any]) -> Sequence[Any]:
+def results(outcomes: Sequence[Any]) -> Sequence[Any]:
     """What the ranks returned; the first error, if there is one."""
-    for item in found:
+    for item in outcomes:
         if isinstance(item, Exception):
             raise item
-    return found
+    return outcomes
 
 
 def reduced(group: cto.ProcessGroup, x: float, n: int = 3) -> float:
@@ -129,8 +129,8 @@ class Processes:
     def ended(self) -> list[tuple[int, str]]:
         """Status and output of each, once all have ended."""
         deadline = time.monotonic() + self._limit
-        found = []
+        results = []
         for process in self.started:
             text, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-            found.append((process.returncode, text))
-        return found
+            results.append((process.returncode, text))
+        return results

@@ -37,17 +37,17 @@ def drawn_run(test: str, seed: int) -> str:
     return random.Random(f"{seed} {test}").choice(EMULATED_RUNS)
 
 
-def drawn(found: Iterable[tuple[str, ...]], share: float) -> tuple[str, ...]:
+def drawn(items: Iterable[tuple[str, ...]], share: float) -> tuple[str, ...]:
     """One of them, by a share from 0 to 1: the same of equal ones, the frequent ones more often."""
-    ordered = sorted(found)
+    ordered = sorted(items)
     return ordered[int(share * len(ordered))]
 
 
 @functools.cache
 def types_and_ids() -> dict[str, tuple[tuple[tuple[str, ...], str], ...]]:
     """Of each operator that has samples the combination of types and the id of each."""
-    found = all_samples().items()
-    return {name: tuple((s.types, s.id) for s in samples) for name, samples in found if samples}
+    result = all_samples().items()
+    return {name: tuple((s.types, s.id) for s in samples) for name, samples in result if samples}
 
 
 @functools.cache
@@ -71,16 +71,16 @@ def drawn_types(seed: int) -> dict[str, set[tuple[str, ...]]]:
     """Of each family the combinations of types of the samples that are drawn."""
     known, ids = types_and_ids(), drawn_samples(seed)
     return {
-        family: {types for name in ops for types, found in known.get(name, ()) if found in ids}
+        family: {types for name in ops for types, result in known.get(name, ()) if result in ids}
         for family, ops in FAMILIES.items()
     }
 
 
 def built(
-    found: Iterable[tuple[str, ...]], samples: Iterable[tuple[str, ...]]
+    combinations: Iterable[tuple[str, ...]], samples: Iterable[tuple[str, ...]]
 ) -> set[tuple[str, ...]]:
     """The combinations of types that need no kernels but those of samples."""
-    return {types for types in found if any(set(types) <= set(others) for others in samples)}
+    return {types for types in combinations if any(set(types) <= set(others) for others in samples)}
 
 
 class EmulatedBackend(backends.NumpyBackend):
@@ -200,10 +200,10 @@ def gpu_reason(count: int = 1) -> str | None:
     try:
         import cupy
 
-        found = cupy.cuda.runtime.getDeviceCount() if cupy.cuda.is_available() else 0
+        result = cupy.cuda.runtime.getDeviceCount() if cupy.cuda.is_available() else 0
     except ImportError as error:
         return f"no GPU test without CuPy: {error}"
-    return None if found >= count else f"{count} GPU needed, {found} found"
+    return None if result >= count else f"{count} GPU needed, {result} found"
 
 
 @functools.cache

@@ -39,9 +39,9 @@ def assert_results_match(
     op: Op, sample: Sample, run: Run, inputs: Sequence[Any], result: Any, expected: Any
 ) -> None:
     """What a sample's call gave, and what the CPU provider gives, within its tolerance."""
-    found = flat(result)
-    slacks = sample.slacks(inputs, len(found))
-    for actual, wanted, slack in zip(found, flat(expected), slacks, strict=True):
+    computed = flat(result)
+    slacks = sample.slacks(inputs, len(computed))
+    for actual, wanted, slack in zip(computed, flat(expected), slacks, strict=True):
         if wanted is None:
             assert actual is None
             continue

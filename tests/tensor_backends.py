@@ -70,9 +70,9 @@ class EmulatedTensors(HostTensors):
         self.arrays: dict[int, np.ndarray] = {}
 
     def info(self, array: torch.Tensor) -> Info:
-        found = super().info(array)
+        result = super().info(array)
         self._note(array)
-        return found
+        return result
 
     def pointers(self, arrays: Any) -> list[int]:
         for array in arrays:
@@ -109,8 +109,8 @@ class EmulatedDriver:
 
     def launch(self, number: int, stream: int, arguments: int, _: int) -> None:
         function, grid, block, nbytes, types = self.kernels[number]
-        found = (ctypes.c_uint64 * max(len(types), 1)).from_address(arguments)
-        values = tuple([value_at(*pair) for pair in zip(found, types, strict=False)])
+        result = (ctypes.c_uint64 * max(len(types), 1)).from_address(arguments)
+        values = tuple([value_at(*pair) for pair in zip(result, types, strict=False)])
         known = list(self.backend.arrays.values())
         function(grid, block, values, nbytes, reachable=known)
 

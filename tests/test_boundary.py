@@ -61,23 +61,23 @@ def test_jax_arrays_are_taken(rng, dtype) -> None:
 @floats
 def test_jax_arrays_are_not_copied(rng, dtype) -> None:
     x = jnp.asarray(normal(rng, dtype))
-    taken = adopt("SomeOp", "X", x)
-    assert (taken.dtype, taken.shape) == (dtype, x.shape)
-    assert taken.ctypes.data == x.unsafe_buffer_pointer()
+    adopted = adopt("SomeOp", "X", x)
+    assert (adopted.dtype, adopted.shape) == (dtype, x.shape)
+    assert adopted.ctypes.data == x.unsafe_buffer_pointer()
 
 
 @pytest.mark.parametrize("dtype", [d for d in FLOATS if d != BFLOAT16], ids=dtype_name)
 def test_dlpack_alone_is_enough_and_shares_memory(rng, dtype) -> None:
     x = normal(rng, dtype)
-    taken = adopt("SomeOp", "X", OnlyDlpack(x))
-    assert np.shares_memory(taken, x)
+    adopted = adopt("SomeOp", "X", OnlyDlpack(x))
+    assert np.shares_memory(adopted, x)
     assert_matches(cto.gist_pack8_encoder(OnlyDlpack(x)), cto.gist_pack8_encoder(x))
 
 
 def test_results_can_be_written_into_a_foreign_array(rng) -> None:
     x, target = normal(rng), np.full(37, 7, np.uint8)
-    given = OnlyDlpack(target)
-    assert cto.gist_pack8_encoder(x, out=given) is given
+    argument = OnlyDlpack(target)
+    assert cto.gist_pack8_encoder(x, out=argument) is argument
     assert_matches(target, cto.gist_pack8_encoder(x))
 
 
@@ -86,10 +86,10 @@ def test_torch_tensors_are_taken(rng) -> None:
     x = normal(rng)
     tensor = torch.from_numpy(x)
     assert adopt("SomeOp", "X", tensor).ctypes.data == tensor.data_ptr()
-    for given in (tensor, tensor.to(torch.float16)):
-        code = cto.gist_pack8_encoder(given)
+    for arguments in (tensor, tensor.to(torch.float16)):
+        code = cto.gist_pack8_encoder(arguments)
         assert isinstance(code, torch.Tensor)
-        assert_matches(code.numpy(), cto.gist_pack8_encoder(given.numpy()))
+        assert_matches(code.numpy(), cto.gist_pack8_encoder(arguments.numpy()))
 
 
 @pytest.mark.gpu
@@ -97,8 +97,8 @@ def test_torch_tensors_are_taken(rng) -> None:
 def test_torch_tensors_on_the_gpu_are_taken(rng, dtype) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is in no extra; GPU machines have it")
     x = torch.from_numpy(normal(rng)).to(getattr(torch, dtype_name(dtype))).cuda()
-    taken = adopt("SomeOp", "X", x)
-    assert (taken.data.ptr, taken.dtype) == (x.data_ptr(), dtype)
+    adopted = adopt("SomeOp", "X", x)
+    assert (adopted.data.ptr, adopted.dtype) == (x.data_ptr(), dtype)
     expected = cto.gist_pack8_encoder(x.to(torch.float64).cpu().numpy().astype(dtype))
     assert_matches(cto.gist_pack8_encoder(x).cpu().numpy(), expected)
 
@@ -108,10 +108,10 @@ def test_subclasses_of_numpys_arrays_are_taken(rng, tmp_path, view) -> None:
     x = normal(rng)
     if view is np.memmap:
         x.tofile(tmp_path / "x")
-        given = np.memmap(tmp_path / "x", np.float32)
+        argument = np.memmap(tmp_path / "x", np.float32)
     else:
-        given = x.view(view)
-    result = cto.gist_pack8_encoder(given)
+        argument = x.view(view)
+    result = cto.gist_pack8_encoder(argument)
     assert type(result) is np.ndarray
     assert_matches(result, cto.gist_pack8_encoder(x))
 

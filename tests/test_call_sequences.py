@@ -62,24 +62,24 @@ def test_all_operators_with_scratch_memory_are_called() -> None:
             return [place(array) for array in value]
         return hollow(value.shape, value.dtype) if isinstance(value, np.ndarray) else value
 
-    rng, found = np.random.default_rng(0), set()
+    rng, results = np.random.default_rng(0), set()
     with hollow_launches():
         for sample in (sample for name in sampled_operators() for sample in all_samples()[name]):
             op = get_op(sample.op)(**sample.attributes)
-            if type(op).plan is Op.plan or sample.op in found:
+            if type(op).plan is Op.plan or sample.op in results:
                 continue
             with contextlib.suppress(ArgumentError):  # arrays that are none of ours
                 if op.workspace_nbytes(*mapped_inputs(op, sample.make(rng), place)):
-                    found.add(sample.op)
-    assert found == set(CALLS)
+                    results.add(sample.op)
+    assert results == set(CALLS)
 
 
 def drawn_dtypes(name: str, seed: int) -> Sequence[Any]:
     """The one that the session draws for the operator's samples, too, so that it is built once."""
     samples = (sample for sample in all_samples()[name] if sample.id in drawn_samples(seed))
     drawn = {np.dtype(dtype).name: dtype for dtype in DTYPES}
-    found = [drawn[word] for sample in samples for word in sample.types if word in drawn]
-    return found[:1] or DTYPES[:1]
+    results = [drawn[word] for sample in samples for word in sample.types if word in drawn]
+    return results[:1] or DTYPES[:1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -139,9 +139,9 @@ def arrays_in(values: Any) -> list[Any]:
 def case_with(name: str, attributes: dict[str, Any], rng: np.random.Generator) -> Case:
     """A case that has these attributes, and a dY of the shape that goes with them."""
     while True:
-        inputs, found = drawn_case(name, rng)
-        if found == attributes:
-            return inputs, found
+        inputs, result = drawn_case(name, rng)
+        if result == attributes:
+            return inputs, result
 
 
 @pytest.mark.gpu
@@ -154,7 +154,7 @@ def test_replays_and_eager_calls_alternate(rng, seed, name) -> None:
     with Run("cuda", seed) as run, stream:
         inputs, attributes = drawn_case(name, rng)
         op, placed = get_op(name).shared(**attributes), run.place_inputs(get_op(name), inputs)
-        given, before = arrays_in(placed), arrays_in(run.place_inputs(op, inputs))
+        arguments, before = arrays_in(placed), arrays_in(run.place_inputs(op, inputs))
         out = mapped_outputs(op, placed, op(*placed), lambda array: array)
         stream.begin_capture()
         results = op(*placed, out=out)
@@ -165,7 +165,7 @@ def test_replays_and_eager_calls_alternate(rng, seed, name) -> None:
             op.workspaces.poison()
             for target in arrays_in(out):
                 poison(target)
-            for array, values in zip(given, before, strict=True):
+            for array, values in zip(arguments, before, strict=True):
                 array[...] = values  # some are updated in place
             graph.launch(stream)
             stream.synchronize()
@@ -210,8 +210,8 @@ def test_a_loop_whose_last_batch_is_smaller(anywhere, rng, fused) -> None:
             gradient = cto.softmax_cross_entropy_loss_grad(one, log_prob, labels)
         return float(anywhere.host(loss)), anywhere.host(gradient).astype(np.float64)
 
-    found, expected = (trained(batches, weights, f) for f in (ours, in_float64))
-    np.testing.assert_allclose(found, expected, rtol=2e-6)
+    results, expected = (trained(batches, weights, f) for f in (ours, in_float64))
+    np.testing.assert_allclose(results, expected, rtol=2e-6)
 
 
 # ---- calls that end with an exception ------------------------------------------------------------
@@ -262,8 +262,10 @@ def around_launches(monkeypatch, ready, around) -> None:
 
 def block_around(around, block):
     """A block of packed arguments with a function around each of its launches."""
-    made = block()
-    return made._replace(launches=tuple((around(launch), at) for launch, at in made.launches))
+    prepared = block()
+    return prepared._replace(
+        launches=tuple((around(launch), at) for launch, at in prepared.launches)
+    )
 
 
 def test_a_call_inside_another_has_memory_of_its_own(run, rng, monkeypatch) -> None:

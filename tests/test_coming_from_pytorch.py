@@ -23,9 +23,9 @@ def named() -> dict[str, object]:
     (block,) = (
         text for text in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "row" in text
     )
-    found: dict[str, object] = {}
-    exec(block, found)
-    return found
+    results: dict[str, object] = {}
+    exec(block, results)
+    return results
 
 
 def test_the_tables_are_found() -> None:
@@ -40,13 +40,13 @@ def test_a_gradient_is_autograds(named, theirs, sources, ours) -> None:
     y = eval(theirs, named | leaves)
     dy = torch.randn(y.shape)
     expected = torch.autograd.grad(y, list(leaves.values()), dy)
-    found = eval(ours, named | {"y": y.detach(), "dy": dy})
-    found = found if isinstance(found, tuple) else (found,)
-    for name, a, b in zip(places, found, expected, strict=True):
+    actual = eval(ours, named | {"y": y.detach(), "dy": dy})
+    actual = actual if isinstance(actual, tuple) else (actual,)
+    for name, a, b in zip(places, actual, expected, strict=True):
         assert torch.allclose(a, b, atol=1e-5), name
 
 
 @pytest.mark.parametrize(("theirs", "ours"), SAME)
 def test_what_does_the_same_does(named, theirs, ours) -> None:
-    expected, found = eval(theirs, named), eval(ours, named)
-    assert torch.equal(found, expected) or torch.allclose(found, expected, atol=1e-6)
+    expected, results = eval(theirs, named), eval(ours, named)
+    assert torch.equal(results, expected) or torch.allclose(results, expected, atol=1e-6)

@@ -79,10 +79,10 @@ def wanted(family: str, architecture: str) -> list[Module]:
     """What the samples of a family's operators compile on this architecture."""
     device = compiler.device_of(architecture)
     samples = chain.from_iterable(all_samples().get(name, ()) for name in FAMILIES[family])
-    found = modules(samples, device)
-    sampled = [(m.source.name, m.slots) for m in found]
-    found += [m for m in unsampled(family, device) if (m.source.name, m.slots) not in sampled]
-    return found + [m._replace(slots={**m.slots, "KEY": "u64"}) for m in found if sorts(m)]
+    result = modules(samples, device)
+    sampled = [(m.source.name, m.slots) for m in result]
+    result += [m for m in unsampled(family, device) if (m.source.name, m.slots) not in sampled]
+    return result + [m._replace(slots={**m.slots, "KEY": "u64"}) for m in result if sorts(m)]
 
 
 def unsampled(family: str, device: Device) -> list[Module]:
@@ -97,7 +97,7 @@ def unsampled(family: str, device: Device) -> list[Module]:
 
 def large_convolutions(device: Device) -> list[Module]:
     """Tall tiles over staged arrays, and gathered ones with offsets of 64 bits."""
-    found: dict[tuple[tuple[str, str], ...], set[str]] = {}
+    results: dict[tuple[tuple[str, str], ...], set[str]] = {}
     for dtype, tf32, (n, channels, extent) in itertools.product(
         FLOATS, (False, True), ((64, 256, 14), (1, 2, 40_000))
     ):
@@ -105,8 +105,8 @@ def large_convolutions(device: Device) -> list[Module]:
         op = get_op("ConvGrad")(pads=(1,) * 4, allow_tf32=tf32)
         for step in op.plan(device, x, x, w, x, w, None).steps:
             assert isinstance(step, Launch)
-            found.setdefault(tuple(sorted(step.slots.items())), set()).add(step.symbol)
-    return [Module(load("conv"), dict(s), tuple(sorted(names))) for s, names in found.items()]
+            results.setdefault(tuple(sorted(step.slots.items())), set()).add(step.symbol)
+    return [Module(load("conv"), dict(s), tuple(sorted(names))) for s, names in results.items()]
 
 
 def sorts(module: Module) -> bool:
@@ -114,10 +114,10 @@ def sorts(module: Module) -> bool:
     return module.slots.get("KEY") == "u32" and module.slots["INDEX"] == "i64"
 
 
-def drawn(found: Iterable[Module], draw: random.Random) -> list[Module]:
+def drawn(candidates: Iterable[Module], draw: random.Random) -> list[Module]:
     """One binding of each source."""
     bindings: dict[str, list[Module]] = {}
-    for module in found:
+    for module in candidates:
         bindings.setdefault(module.source.name, []).append(module)
     return [draw.choice(modules) for modules in bindings.values()]
 
@@ -141,11 +141,11 @@ def _nvrtc() -> None:
         pytest.skip(reason)
 
 
-def excess(found: dict[str, Resources], architecture: str) -> list[str]:
+def excess(resources: dict[str, Resources], architecture: str) -> list[str]:
     """Kernels that take more than they may."""
     return [
         f"{kernel} on sm_{architecture}: {used}"
-        for kernel, used in found.items()
+        for kernel, used in resources.items()
         if used.spill_nbytes
         or used.registers > EXCEPTIONS.get((kernel, architecture), (MAX_REGISTERS, ""))[0]
         or used.shared_nbytes > MAX_SHARED_NBYTES
@@ -155,19 +155,19 @@ def excess(found: dict[str, Resources], architecture: str) -> list[str]:
 def faults(module: Module, architecture: str) -> list[str]:
     """What is wrong with this module's machine code; nothing of the kind is known of others."""
     try:
-        found = compile_for(module.source, slot_options(module.slots), architecture)
+        result = compile_for(module.source, slot_options(module.slots), architecture)
     except CompileError as error:
         return [str(error)]
-    assert set(module.symbols) <= found.keys() == module.source.kernels.keys()
-    assert all(used.registers for used in found.values())
-    return [f"{module.label}: {text}" for text in excess(found, architecture)]
+    assert set(module.symbols) <= result.keys() == module.source.kernels.keys()
+    assert all(used.registers for used in result.values())
+    return [f"{module.label}: {text}" for text in excess(result, architecture)]
 
 
-def check(found: Iterable[Module], architecture: str) -> None:
+def check(checked: Iterable[Module], architecture: str) -> None:
     """All that is wrong, of all modules."""
     if architecture not in compiler.supported_architectures():
         pytest.skip(f"this NVRTC does not compile for sm_{architecture}")
-    wrong = [text for module in found for text in faults(module, architecture)]
+    wrong = [text for module in checked for text in faults(module, architecture)]
     assert not wrong, "\n".join(["", *wrong])
 
 
@@ -190,9 +190,9 @@ every_family = pytest.mark.parametrize("family", COMPILED)
 @pytest.mark.usefixtures("_nvrtc")
 @pytest.mark.parametrize(("family", "architecture"), list(cases()))
 def test_kernels_compile_within_their_limits(family, architecture, seed) -> None:
-    found = wanted(family, architecture)
+    result = wanted(family, architecture)
     draw = random.Random(f"{seed} {family} {architecture}")
-    check(found if EVERY_BINDING else drawn(found, draw), architecture)
+    check(result if EVERY_BINDING else drawn(result, draw), architecture)
 
 
 @pytest.mark.thorough
@@ -230,15 +230,15 @@ def test_every_family_with_kernels_is_compiled(family) -> None:
     """Some sample has a module; which there are is asked where they are compiled."""
     device = compiler.device_of("90")
     samples = chain.from_iterable(all_samples().get(name, ()) for name in FAMILIES[family])
-    found = chain(unsampled(family, device), (m for s in samples for m in modules([s], device)))
-    assert family in (module.source.name for module in found)
+    result = chain(unsampled(family, device), (m for s in samples for m in modules([s], device)))
+    assert family in (module.source.name for module in result)
 
 
 def test_one_binding_of_each_source_is_drawn() -> None:
-    found = wanted(COMPILED[0], "90") + wanted(COMPILED[1], "90")
-    draws = [drawn(found, random.Random(seed)) for seed in range(50)]
+    result = wanted(COMPILED[0], "90") + wanted(COMPILED[1], "90")
+    draws = [drawn(result, random.Random(seed)) for seed in range(50)]
     assert all([m.source.name for m in draw] == COMPILED[:2] for draw in draws)
-    assert {m.label for draw in draws for m in draw} == {m.label for m in found}
+    assert {m.label for draw in draws for m in draw} == {m.label for m in result}
 
 
 def test_exceptions_are_needed() -> None:
@@ -274,12 +274,12 @@ extern "C" __global__ void modest(float* y) { y[threadIdx.x] = 1; }
 @pytest.mark.parametrize("architecture", ["80", "90"])
 def test_a_spill_is_seen(tmp_path, architecture) -> None:
     (tmp_path / "hungry.cu").write_text(HUNGRY)
-    found = compile_for(load("hungry", tmp_path), (), architecture)
-    assert found["spilling"].spill_nbytes > 0
-    assert found["modest"].spill_nbytes == 0
-    assert 0 < found["modest"].registers < 32
-    assert found["sharing"].shared_nbytes == 1234 * 4
-    (wrong,) = excess(found, architecture)
+    result = compile_for(load("hungry", tmp_path), (), architecture)
+    assert result["spilling"].spill_nbytes > 0
+    assert result["modest"].spill_nbytes == 0
+    assert 0 < result["modest"].registers < 32
+    assert result["sharing"].shared_nbytes == 1234 * 4
+    (wrong,) = excess(result, architecture)
     assert wrong.startswith(f"spilling on sm_{architecture}")
 
 

@@ -95,11 +95,11 @@ def resized(array):
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_bound_array_that_has_changed_is_refused(changed, name, is_open) -> None:
     arrays = {key: np.ones(12, np.float32) for key in ("dY", "X", "out")}
-    given = dict(arrays)
+    keywords = dict(arrays)
     opened = "X" if name == "dY" else "dY"
     if is_open:
-        given[opened] = ...
-    bound = RELU().bound(**given)
+        keywords[opened] = ...
+    bound = RELU().bound(**keywords)
     named = {opened: arrays[opened]} if is_open else {}
     assert bound(**named) is arrays["out"]
     changed(arrays[name])

@@ -69,9 +69,9 @@ class Switched(HollowBackend):
         return False
 
     def empty(self, spec, device):
-        made = self.array(device, spec.shape, spec.dtype)
-        self.note("made", self.streams[device], [made.data.ptr])
-        return made
+        array = self.array(device, spec.shape, spec.dtype)
+        self.note("made", self.streams[device], [array.data.ptr])
+        return array
 
     def maker(self, spec, device):
         return lambda: self.empty(spec, device)
@@ -131,7 +131,9 @@ def test_a_call_goes_where_its_arrays_are(backend, seed) -> None:
     """By the stream that is current there, with scratch memory of that stream, or of its graph."""
     random_ = random.Random(seed)
     cases = [(device, *case) for device in (0, 1) for case in calls_on(backend, device)]
-    made: list[Any] = []  # bound calls, each with its device, its operator and what it left open
+    bound_calls: list[
+        Any
+    ] = []  # bound calls, each with its device, its operator and what it left open
     of_graphs: set[int] = set()
     seen = {"launch": 0, "fill": 0, "made": 0, "refused": 0}
     for _ in range(300):
@@ -144,11 +146,11 @@ def test_a_call_goes_where_its_arrays_are(backend, seed) -> None:
         try:
             if kind == "bind":
                 left_open = random_.choice([None, *(n for n in inputs if n != "shape")])
-                given = {n: ... if n == left_open else v for n, v in inputs.items()}
+                keywords = {n: ... if n == left_open else v for n, v in inputs.items()}
                 rest = {} if left_open is None else {left_open: inputs[left_open]}
-                made.append((device, op, op.bound(**given, **out), rest))
-            elif kind == "bound" and made:
-                device, op, bound, rest = random_.choice(made)
+                bound_calls.append((device, op, op.bound(**keywords, **out), rest))
+            elif kind == "bound" and bound_calls:
+                device, op, bound, rest = random_.choice(bound_calls)
                 is_checked = isinstance(bound, OpenCall) and random_.random() < 0.5
                 if is_checked:
                     bound.checked(**rest)()

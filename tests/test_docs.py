@@ -49,8 +49,8 @@ def test_figures_of_the_readme_stand_in_the_pages_it_cites() -> None:
         text = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in names)
         figures = re.findall(r"(?<![\w.,])\d[\d,]*\.\d+", section) if names else []
         checked += len(figures)
-        found = [re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", text) for figure in figures]
-        assert [f for f, place in zip(figures, found, strict=True) if not place] == []
+        results = [re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", text) for figure in figures]
+        assert [f for f, place in zip(figures, results, strict=True) if not place] == []
     assert checked > 20
 
 

@@ -55,14 +55,14 @@ def test_what_was_written_or_freed_since_is_another_activation(saved_activations
     assert first is again
     x.add_(1)
     assert saved.pack(x)[0] is not first
-    addresses, kept = set(), []
+    addresses, packed = set(), []
     for n in range(50):  # PyTorch gives freed memory to the next tensor
         x = torch.full((1000,), float(n))
         addresses.add(x.data_ptr())
-        kept.append(saved.pack(x))
+        packed.append(saved.pack(x))
         del x
     assert len(addresses) < 50
-    assert [saved.unpack(codes)[0].item() for codes in kept] == list(range(50))
+    assert [saved.unpack(codes)[0].item() for codes in packed] == list(range(50))
 
 
 def test_codes_go_with_the_graph(saved_activations) -> None:

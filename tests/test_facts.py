@@ -71,20 +71,20 @@ def texts(homes: list[Path], suffixes: tuple[str, ...]) -> Iterator[tuple[Path, 
 @functools.cache
 def in_cuda(text: str) -> Numbers:
     """Numbers that a CUDA text gives a name."""
-    found = (match.groups() for match in NUMBER.finditer(text))
-    return {a or b: float((x or y).replace("'", "")) for a, x, b, y in found}
+    results = (match.groups() for match in NUMBER.finditer(text))
+    return {a or b: float((x or y).replace("'", "")) for a, x, b, y in results}
 
 
 @functools.cache
 def in_python(text: str) -> Numbers:
     """Those of a Python module, in capitals; what is imported stands elsewhere."""
-    found = {}
+    results = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name, value = node.targets[0].id.lstrip("_"), number_of(node.value)
             if name.isupper() and value is not None:
-                found[name] = value
-    return found
+                results[name] = value
+    return results
 
 
 def number_of(node: ast.expr) -> float | None:
@@ -124,7 +124,7 @@ def test_no_number_stands_in_a_plan_and_in_a_kernel(family) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuda", "python", "found"),
+    ("cuda", "python", "n_copies"),
     [
         ("constexpr int TILE_NBYTES = 16384;", "TILE_NBYTES = 16_384  # of a tile", 1),
         ("constexpr int TILE_NBYTES = 16384;", "TILE_NBYTES = 2**13", 1),
@@ -136,10 +136,10 @@ def test_no_number_stands_in_a_plan_and_in_a_kernel(family) -> None:
         ("#ifndef CTO_THREADS\n#define CTO_THREADS 256\n#endif", "THREADS = 256", 1),
     ],
 )
-def test_a_planted_copy_is_named(cuda, python, found) -> None:
+def test_a_planted_copy_is_named(cuda, python, n_copies) -> None:
     paths = Path("k.cu"), Path("plan.py")
     named = twice(iter([(paths[0], cuda)]), iter([(paths[1], python)]))
-    assert [text.partition(":")[0] for text in named] == ["k.cu"] * found
+    assert [text.partition(":")[0] for text in named] == ["k.cu"] * n_copies
 
 
 SCALARS = re.compile(r"bool|[iu]\d+|float|double|ACC|T")

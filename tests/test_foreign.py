@@ -251,10 +251,10 @@ def scalars_for_written() -> Iterator[tuple[str, Any, list[Any], dict[str, Any]]
             continue
         inputs = mapped_inputs(cls, samples[0].make(np.random.default_rng(1)), first_element)
         for place in places:
-            given = inputs[place] if place < len(inputs) else None
-            is_list = isinstance(given, list | tuple)
-            if isinstance(given[0] if is_list and given else given, np.ndarray):
-                wrong = [given[0][()], *given[1:]] if is_list else given[()]
+            argument = inputs[place] if place < len(inputs) else None
+            is_list = isinstance(argument, list | tuple)
+            if isinstance(argument[0] if is_list and argument else argument, np.ndarray):
+                wrong = [argument[0][()], *argument[1:]] if is_list else argument[()]
                 changed = [*inputs[:place], wrong, *inputs[place + 1 :]]
                 yield f"{name}.{cls.inputs[place].name}", cls, changed, dict(samples[0].attributes)
 

@@ -63,9 +63,9 @@ def test_a_lock_of_the_thread_that_forks_stays_its_own() -> None:
     locked = Locked()
 
     def goes_on() -> int:
-        kept = locked.lock is before
+        is_same = locked.lock is before
         locked.lock.release()
-        return 0 if kept else 1
+        return 0 if is_same else 1
 
     before = locked.lock
     with before:
@@ -219,6 +219,6 @@ def test_a_child_has_no_part_in_its_parents_group() -> None:
     locks = [groups[0].busy, groups[1]._engine.lock]
     for lock in locks:
         assert status_of_child(holding(lock), refuses) == 0
-        for found in results(gathered(sums, 10)):
-            assert_matches(found, 2 * X)
+        for result in results(gathered(sums, 10)):
+            assert_matches(result, 2 * X)
     gathered([group.close for group in groups], 10)

@@ -383,11 +383,11 @@ class Fading(ProbeDecay):
 def test_an_operator_is_freed_at_once(anywhere, op, inputs) -> None:
     """With it its scratch memory, which the collector would leave on the GPU for long."""
     instance = op()
-    held = weakref.ref(instance)
+    reference = weakref.ref(instance)
     gc.disable()
     try:
         instance(*(anywhere.place(x) if isinstance(x, np.ndarray) else x for x in inputs))
         del instance
-        assert held() is None
+        assert reference() is None
     finally:
         gc.enable()

@@ -152,10 +152,10 @@ def test_no_signal_comes_between_two_results_of_numpy(monkeypatch) -> None:
     """The first one takes some milliseconds, in which the alarm comes."""
     pairs = run.CpuCall._pairs
 
-    def alarmed(*given):
-        found = pairs(*given)
+    def alarmed(*arguments):
+        result = pairs(*arguments)
         signal.setitimer(signal.ITIMER_REAL, 5e-4)
-        return found
+        return result
 
     def stop(*_) -> None:
         raise KeyboardInterrupt
@@ -193,7 +193,7 @@ def test_under_capture_nothing_is_allocated(run, monkeypatch) -> None:
     x, y = run.place(X), run.place(np.zeros_like(X))
     copy, total = ProbeCopy(), ProbeSum()
     copy(x)
-    made, opened = copy.bound(x), copy.bound(...)
+    bound, opened = copy.bound(x), copy.bound(...)
     backend = next(iter(copy._remembered.values())).backend
     monkeypatch.setattr(type(backend), "capturing", lambda *_: True)
     monkeypatch.setattr(type(backend), "keeps_memory", lambda *_: False)
@@ -202,7 +202,7 @@ def test_under_capture_nothing_is_allocated(run, monkeypatch) -> None:
             call()
     with pytest.raises(ProviderError, match="ProbeSum: workspace: a call under graph capture"):
         total(x, out=y[:1])
-    assert made() is made()
+    assert bound() is bound()
     assert copy(x, out=y) is y
     ProbeSpread()([x], [None], out=(None, None, (y,), (run.place(X.copy()),)))
 

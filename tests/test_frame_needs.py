@@ -251,9 +251,9 @@ def test_four_lists_of_a_thousand_arrays(anywhere, rng) -> None:
     expected = list_probe.probe_momentum(ws, gs, ms, vs, 0.5)
     lists = [[anywhere.place(x.copy()) for x in xs] for xs in (ws, gs, ms, vs)]
     results = ProbeMomentum()(*lists, 0.5)
-    for found, placed, wanted in zip(results, (lists[0], *lists[2:]), expected, strict=True):
-        assert all(map(operator.is_, found, placed))
-        joined = np.concatenate([anywhere.host(x) for x in found])
+    for actual, placed, wanted in zip(results, (lists[0], *lists[2:]), expected, strict=True):
+        assert all(map(operator.is_, actual, placed))
+        joined = np.concatenate([anywhere.host(x) for x in actual])
         assert_matches(joined, np.concatenate(wanted))
 
 
@@ -281,11 +281,11 @@ def test_the_same_arrays_are_known_again(run, monkeypatch) -> None:
 def test_a_call_keeps_no_array_alive(run) -> None:
     op = ProbeSpread()
     xs = [run.place(X[:n].copy()) for n in (3, 5)]
-    held = [weakref.ref(x) for x in xs]
+    references = [weakref.ref(x) for x in xs]
     op(xs, [None, None])
     del xs
     gc.collect()
-    assert [ref() for ref in held] == [None, None]
+    assert [ref() for ref in references] == [None, None]
 
 
 # ---- bound calls ---------------------------------------------------------------------------------
@@ -306,15 +306,15 @@ def test_a_bound_call_takes_values_by_name(anywhere) -> None:
 
 def test_a_bound_call_keeps_its_arrays_and_new_outputs(anywhere) -> None:
     x = anywhere.place(X)
-    held = weakref.ref(x)
+    reference = weakref.ref(x)
     bound = ProbeDecay().bound(x, 0.5, 1)
     del x
     gc.collect()
-    assert held() is not None
+    assert reference() is not None
     assert bound()[0] is bound()[0]
     del bound
     gc.collect()
-    assert held() is None
+    assert reference() is None
 
 
 def test_an_input_may_stay_open(anywhere) -> None:
@@ -352,9 +352,9 @@ def test_no_input_on_a_device(anywhere) -> None:
     y = op()
     assert isinstance(y, anywhere.xp.ndarray)
     assert_matches(anywhere.host(y), np.full(300, 2.5, np.float32))
-    given = anywhere.place(np.zeros(300, np.float32))
-    assert op(out=given) is given
-    assert anywhere.host(given)[-1] == 2.5
+    argument = anywhere.place(np.zeros(300, np.float32))
+    assert op(out=argument) is argument
+    assert anywhere.host(argument)[-1] == 2.5
 
 
 def test_a_callables_results_are_taken_as_they_are(anywhere, monkeypatch) -> None:
@@ -384,8 +384,8 @@ def test_more_shared_memory_than_there_is_is_refused(run) -> None:
 
 
 def test_two_versions_share_a_name(anywhere) -> None:
-    found = merge_tables({"probe": frame_probe.OPS})
-    assert [(name, since) for _, name, since in found] == [("ProbeScale", 12), ("ProbeScale", 13)]
+    result = merge_tables({"probe": frame_probe.OPS})
+    assert [(name, since) for _, name, since in result] == [("ProbeScale", 12), ("ProbeScale", 13)]
     x = anywhere.place(X)
     assert_matches(anywhere.host(ProbeScale12()(x)), 2 * X)
     assert_matches(anywhere.host(ProbeScale13()(x)), 3 * X)

@@ -77,8 +77,8 @@ def test_what_is_raised_at_any_line_comes_out(name: str, error: type[Exception])
         try:
             with interrupted(line, error) as raised:
                 apart(call)
-        except error as found:
-            came = type(found), *found.args
+        except error as raised_error:
+            came = type(raised_error), *raised_error.args
         else:
             came = (error, f"at {line}") if not raised else None  # it does not come there again
         assert came == (error, f"at {line}")

@@ -110,9 +110,9 @@ def copied_structs(source: Source) -> list[str]:
 
 def parameter_text(text: str, kernel: str) -> str:
     """What stands between the parentheses of a kernel."""
-    found = re.search(rf'extern "C" __global__ [^{{]*\b{kernel}\(([^)]*)\)', text)
-    assert found is not None
-    return found[1]
+    result = re.search(rf'extern "C" __global__ [^{{]*\b{kernel}\(([^)]*)\)', text)
+    assert result is not None
+    return result[1]
 
 
 @pytest.mark.parametrize("family", [*families(), "probe"])

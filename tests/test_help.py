@@ -48,8 +48,8 @@ def written(cls: type[Op]) -> str:
 def blocks(cls: type[Op]) -> dict[str, list[str]]:
     """The generated part: title to lines."""
     text = cls.__doc__.removeprefix(written(cls))
-    found = re.findall(r"^(\w.*)\n((?:  .*\n?)+)", text, flags=re.MULTILINE)
-    return {title: body.splitlines() for title, body in found}
+    result = re.findall(r"^(\w.*)\n((?:  .*\n?)+)", text, flags=re.MULTILINE)
+    return {title: body.splitlines() for title, body in result}
 
 
 def firsts(lines: list[str]) -> list[str]:
@@ -76,19 +76,19 @@ def test_the_docstring_does_not_say_what_the_declaration_says(name) -> None:
 @pytest.mark.parametrize("name", names())
 def test_everything_declared_is_printed_once(name) -> None:
     cls = get_op(name)
-    found = blocks(cls)
+    result = blocks(cls)
     for title, declared in (
         ("inputs", cls.inputs),
         ("outputs", cls.outputs),
         ("attributes", cls.attributes),
     ):
-        assert firsts(found.get(title, [])) == [item.name for item in declared]
+        assert firsts(result.get(title, [])) == [item.name for item in declared]
     if isinstance(cls.types, TypeRows):
-        assert found["types"][0].split() == list(cls.types.rows[0])
-        assert firsts(found.get("types beside any of these", [])) == list(cls.types.free)
+        assert result["types"][0].split() == list(cls.types.rows[0])
+        assert firsts(result.get("types beside any of these", [])) == list(cls.types.free)
     else:
-        assert firsts(found["types"]) == list(cls.types)
-    assert list(found)[-2:] == ["every call", f"family {cls.family}"]
+        assert firsts(result["types"]) == list(cls.types)
+    assert list(result)[-2:] == ["every call", f"family {cls.family}"]
 
 
 @pytest.mark.parametrize("name", names())
@@ -137,7 +137,7 @@ def same_shapes(shape: Any, expected: Any) -> bool:
     """Whether shapes are those of another list, but for what is missing in the first."""
     if isinstance(shape, tuple) and None in shape:
         pairs = zip(shape, expected, strict=True)
-        return all(found in (None, wanted) for found, wanted in pairs)
+        return all(actual in (None, wanted) for actual, wanted in pairs)
     return shape == expected
 
 
@@ -159,9 +159,9 @@ def spec_of(array: Any) -> schema.Spec | None:
 def call_of(sample) -> Iterator[tuple[schema.Input | schema.Output, Any]]:
     """Every input and output of a sample with its value as planning sees it."""
     op = get_op(sample.op)(**sample.attributes)
-    given = list(sample.make(np.random.default_rng(0)))
-    given += [None] * (len(op.inputs) - len(given))
-    inputs = [planned(i, *pair) for i, pair in enumerate(zip(op.inputs, given, strict=True))]
+    arguments = list(sample.make(np.random.default_rng(0)))
+    arguments += [None] * (len(op.inputs) - len(arguments))
+    inputs = [planned(i, *pair) for i, pair in enumerate(zip(op.inputs, arguments, strict=True))]
     yield from zip(op.inputs, inputs, strict=True)
     yield from zip(op.outputs, op.infer(*inputs), strict=True)
 

@@ -39,8 +39,8 @@ def samples() -> Iterator[Any]:
 @pytest.fixture
 def launches():
     """What is launched from here on, CuPy's arrays being hollow ones."""
-    with hollow_launches() as found:
-        yield found
+    with hollow_launches() as result:
+        yield result
 
 
 def inputs_of(op, values, offset: int) -> list:
@@ -77,9 +77,9 @@ def test_every_call_reaches_its_launches(sample: Sample, launches, rng) -> None:
     out = mapped_outputs(op, values, expected, place)
     workspace = hollow((op.workspace_nbytes(*inputs, out=out),), np.uint8)
     launches.clear()
-    given = op(*inputs, out=out, workspace=workspace)
-    assert_like(given, expected)
-    pairs = list(zip(taken_apart(given), taken_apart(out), strict=False))
+    argument = op(*inputs, out=out, workspace=workspace)
+    assert_like(argument, expected)
+    pairs = list(zip(taken_apart(argument), taken_apart(out), strict=False))
     assert all(a is b for a, b in pairs if b is not None)
     assert bool(launches) == any(array is not None and array.size for _, array in pairs)
 

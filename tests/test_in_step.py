@@ -79,10 +79,10 @@ def optional_module(name: str) -> Any:
 
 
 def public_functions(module: Any) -> dict[str, Callable[..., Any]]:
-    found = vars(module).items() if module else ()
+    result = vars(module).items() if module else ()
     return {
         name: f
-        for name, f in found
+        for name, f in result
         if inspect.isfunction(f) and f.__module__ == module.__name__ and not name.startswith("_")
     }
 
@@ -284,16 +284,16 @@ def dtypes_missed(cls: type[Op], samples: tuple[Sample, ...]) -> set[tuple[str, 
 
 def of_outputs_alone(cls: type[Op]) -> set[str]:
     """Type variables that follow from others."""
-    given = {item.type for item in (*cls.inputs, *cls.attributes)}
-    return {output.type for output in cls.outputs} - given
+    arguments = {item.type for item in (*cls.inputs, *cls.attributes)}
+    return {output.type for output in cls.outputs} - arguments
 
 
 def test_nothing_flushes_subnormals_on_purpose() -> None:
     """CuPy's own -ftz=true is enough; no option of ours changes arithmetic."""
     for path in (ROOT / "cupy_training_ops").rglob("*.py"):
         for line in path.read_text().splitlines():
-            found = re.search(r"-(ftz|use_fast_math|fmad)\b|--use_fast_math", line)
-            assert found is None or line.startswith("_LIKE_CUPY = "), f"{path}: {line}"
+            result = re.search(r"-(ftz|use_fast_math|fmad)\b|--use_fast_math", line)
+            assert result is None or line.startswith("_LIKE_CUPY = "), f"{path}: {line}"
 
 
 def test_families_name_dtypes_by_the_one_table() -> None:
@@ -323,8 +323,8 @@ def wrong_keyword(x, *, to, form=None):  # noqa: ARG001
     return x
 
 
-def wrong_names(x, **given: typing.Unpack[typing.TypedDict("Names", {"to": Any, "size": int})]):
-    return x, given
+def wrong_names(x, **keywords: typing.Unpack[typing.TypedDict("Names", {"to": Any, "size": int})]):
+    return x, keywords
 
 
 GIST = home("gist")
@@ -391,8 +391,8 @@ BREAKS = {
 
 @pytest.mark.parametrize("named", BREAKS)
 def test_a_break_is_named_with_its_file(named) -> None:
-    found = complaints(dataclasses.replace(GIST, **BREAKS[named]))
-    assert any(named in text for text in found), found
+    result = complaints(dataclasses.replace(GIST, **BREAKS[named]))
+    assert any(named in text for text in result), result
 
 
 def test_nothing_is_asked_of_a_family_that_has_not_begun() -> None:

@@ -45,7 +45,7 @@ def test_each_output_alone_is_what_it_is_beside_others(sample: Sample, run, rng)
     expected = expected_outputs(op, inputs)
     for place, output in enumerate(op.outputs):
         if output.aliases is None and expected[place] is not None:
-            found = op(*run.place_inputs(op, inputs, sample.offset), outputs=(output.name,))
+            actual = op(*run.place_inputs(op, inputs, sample.offset), outputs=(output.name,))
             alone = [None] * len(expected)
             alone[place] = expected[place]
-            assert_results_match(op, sample, run, inputs, found, tuple(alone))
+            assert_results_match(op, sample, run, inputs, actual, tuple(alone))

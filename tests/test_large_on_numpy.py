@@ -38,8 +38,8 @@ def wide(*arrays):
 def check(name: str, *arrays, tolerance=None, **attributes) -> None:
     """An operator beside itself in float64."""
     op = get_op(name)(**attributes)
-    found, exact = op(*arrays), op(*wide(*arrays))
-    pairs = zip(found, exact, strict=True) if isinstance(found, tuple) else [(found, exact)]
+    results, exact = op(*arrays), op(*wide(*arrays))
+    pairs = zip(results, exact, strict=True) if isinstance(results, tuple) else [(results, exact)]
     for actual, expected in pairs:
         with np.errstate(over="ignore"):
             assert_matches(actual, expected.astype(actual.dtype), tolerance)
@@ -133,9 +133,9 @@ def test_batch_norm(rng, dtype, shape) -> None:
     for training in (True, False):
         before = rng.standard_normal(c).astype(dtype), rng.uniform(1, 2, c).astype(dtype)
         op = get_op("BatchNormInternal")(training_mode=training)
-        found = op(x, scale, bias, *[each.copy() for each in before])
+        result = op(x, scale, bias, *[each.copy() for each in before])
         exact = op(*wide(x, scale, bias, *[each.copy() for each in before]))
-        for actual, expected in zip(found, exact, strict=True):
+        for actual, expected in zip(result, exact, strict=True):
             if actual is not None:
                 assert_matches(actual, expected.astype(actual.dtype))
     plain = numbers(rng, dtype, shape)

@@ -187,10 +187,10 @@ def test_channels_last_as_they_are(name, shape, anywhere, rng) -> None:
     order = (0, *range(2, len(shape)), 1)
     expected = op(*[v.copy() for v in values])
     out = laid_out(np.zeros(shape, FLOAT32), order, anywhere.place)
-    for given in ({}, {"out": (out, *[None] * (len(expected) - 1))}):
-        results = op(*in_order(values, order, anywhere.place), **given)
+    for keywords in ({}, {"out": (out, *[None] * (len(expected) - 1))}):
+        results = op(*in_order(values, order, anywhere.place), **keywords)
         assert lies_in(results[0], order)
-        assert (results[0] is out) == bool(given)
+        assert (results[0] is out) == bool(keywords)
         for actual, wanted in zip(results, expected, strict=True):
             assert_matches(anywhere.host(actual), wanted, slack=1e-4)
 
@@ -230,9 +230,9 @@ def test_gradients_of_batch_norm_take_images_of_two_layouts(shape, is_last, anyw
         return [*images, *[anywhere.place(v.copy()) for v in values[2:]]]
 
     for case in ("new", False, True, "dY"):
-        given = arrays()
-        out = given[0] if case == "dY" else placed(np.zeros(shape, FLOAT32), case is True)
-        results = op(*given, out=None if case == "new" else (out, None, None))
+        arguments = arrays()
+        out = arguments[0] if case == "dY" else placed(np.zeros(shape, FLOAT32), case is True)
+        results = op(*arguments, out=None if case == "new" else (out, None, None))
         lies_last = {"new": is_last[1], "dY": is_last[0]}.get(case, case)
         assert lies_in(results[0], last) == lies_last
         assert case == "new" or results[0] is out

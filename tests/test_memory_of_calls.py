@@ -78,11 +78,11 @@ def test_calls_leave_no_memory_behind(kind, calls, monkeypatch) -> None:
     """A quarter of them leaves what the one before left; what else the process does, others may."""
     monkeypatch.setattr(HOLLOW.driver, "notes", False)
     with hollow_launches() as launches:
-        action, found = kind(), []
+        action, results = kind(), []
         for part in range(4):
             for n in range(part * calls // 4, (part + 1) * calls // 4):
                 action(n)
             launches.clear()
             gc.collect()
-            found.append(sys.getallocatedblocks())
-    assert min(after - before for before, after in itertools.pairwise(found)) < FEW
+            results.append(sys.getallocatedblocks())
+    assert min(after - before for before, after in itertools.pairwise(results)) < FEW

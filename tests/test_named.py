@@ -36,8 +36,8 @@ Y = X / 7
 @pytest.mark.parametrize("cls", REGISTRY.values(), ids=lambda cls: f"{cls.name}-{cls.since}")
 def test_no_name_means_two_things(cls) -> None:
     """Else a keyword of the function form would be an input and an attribute."""
-    found = [item.name for item in (*cls.inputs, *cls.attributes)]
-    assert len({*found, *CALL}) == len(found) + len(CALL)
+    results = [item.name for item in (*cls.inputs, *cls.attributes)]
+    assert len({*results, *CALL}) == len(results) + len(CALL)
 
 
 @pytest.mark.parametrize("name", sampled_operators())
@@ -55,9 +55,9 @@ def test_every_input_has_its_name(name, rng) -> None:
         op(*copies[2][:1], **{n: v for n, v in by_name[2].items() if n != op.inputs[0].name}),
     )
     for result in results:
-        for found, wanted in zip(flat(result), expected, strict=True):
+        for actual, wanted in zip(flat(result), expected, strict=True):
             if wanted is not None:
-                assert_matches(found, wanted, 0)
+                assert_matches(actual, wanted, 0)
     inspect.signature(op).bind(**by_name[0], out=None)
     inspect.signature(function).bind(**by_name[0], **sample.attributes, workspace=None)
 

@@ -59,8 +59,8 @@ def kernels(launches) -> list[tuple]:
 
 def is_adopted(values) -> bool:
     """Complex tensors may be conjugated."""
-    found = itertools.chain.from_iterable(v if isinstance(v, list) else (v,) for v in values)
-    arrays = [v for v in found if isinstance(v, np.ndarray)]
+    result = itertools.chain.from_iterable(v if isinstance(v, list) else (v,) for v in values)
+    arrays = [v for v in result if isinstance(v, np.ndarray)]
     return not arrays or any(v.dtype.kind == "c" for v in arrays)
 
 
@@ -90,17 +90,17 @@ def test_a_call_over_tensors_has_the_launches_of_one_over_arrays(sample: Sample,
     ],
 )
 def test_results_are_the_cpu_providers(name, attributes, shapes, rng) -> None:
-    def made(shape):
+    def convert(shape):
         if isinstance(shape, list):
-            return list(map(made, shape))
+            return list(map(convert, shape))
         return rng.standard_normal(shape).astype(np.float32)
 
-    values, op = list(map(made, shapes)), get_op(name)(**attributes)
+    values, op = list(map(convert, shapes)), get_op(name)(**attributes)
     expected = taken_apart(op(*values))
     with tensors_on(EmulatedTensors()):
         for _ in range(2):
-            found = taken_apart(op(*mapped_inputs(op, values, tensor_of)))
-    for result, wanted in zip(found, expected, strict=True):
+            actual = taken_apart(op(*mapped_inputs(op, values, tensor_of)))
+    for result, wanted in zip(actual, expected, strict=True):
         assert_matches(numpy_of(result), wanted)
 
 
@@ -110,8 +110,8 @@ def test_results_are_the_cpu_providers(name, attributes, shapes, rng) -> None:
 @pytest.fixture
 def backend():
     """Tensors of the host with kernels that are noted."""
-    with torch.no_grad(), tensors_on(HollowTensors()) as found:
-        yield found
+    with torch.no_grad(), tensors_on(HollowTensors()) as result:
+        yield result
 
 
 def addresses(backend) -> list[int]:
@@ -126,8 +126,8 @@ def test_nothing_is_exchanged(backend, monkeypatch) -> None:
     monkeypatch.setattr(torch.Tensor, "__dlpack__", None)
     dy, x = torch.randn(2, 3, 70)
     for _ in range(2):
-        found = get_op("ReluGrad")()(dy, x)
-        assert addresses(backend)[:3] == [dy.data_ptr(), x.data_ptr(), found.data_ptr()]
+        result = get_op("ReluGrad")()(dy, x)
+        assert addresses(backend)[:3] == [dy.data_ptr(), x.data_ptr(), result.data_ptr()]
 
 
 @pytest.mark.parametrize("how", ["set_", "data", "resize_"])
@@ -136,8 +136,8 @@ def test_a_call_takes_a_tensors_memory_as_it_is_now(backend, how) -> None:
     op(dy, x)
     changed(x, how)
     with_new = (dy[:1], x[:1]) if how == "resize_" else (dy, x)
-    found = op(*with_new)
-    assert addresses(backend)[:3] == [t.data_ptr() for t in (*with_new, found)]
+    result = op(*with_new)
+    assert addresses(backend)[:3] == [t.data_ptr() for t in (*with_new, result)]
 
 
 def changed(x, how) -> None:
@@ -164,9 +164,9 @@ def test_lists_are_known_again_by_their_memory(backend, how) -> None:
     changed(values[1], how)
     op(sums, values)
     tables = [v for v in backend.launches[-1][1] if isinstance(v, np.void)]
-    found = np.frombuffer(b"".join(v.tobytes() for v in tables if v.nbytes % 8 == 0), np.uint64)
-    assert values[1].data_ptr() in found
-    assert before not in found
+    result = np.frombuffer(b"".join(v.tobytes() for v in tables if v.nbytes % 8 == 0), np.uint64)
+    assert values[1].data_ptr() in result
+    assert before not in result
 
 
 @pytest.mark.parametrize("how", ["set_", "data", "resize_"])
@@ -347,10 +347,10 @@ def test_refusals_have_the_words_of_arrays(backend, rng, name, shapes, out) -> N
     op, said = get_op(name)(), []
     values = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     with hollow_launches() as launches:
-        for made in (like, tensor_of):
-            given = None if out is None else made(np.zeros(out, np.float32))
+        for convert in (like, tensor_of):
+            target = None if out is None else convert(np.zeros(out, np.float32))
             with pytest.raises(ArgumentError) as refused:
-                op(*map(made, values), out=given)
+                op(*map(convert, values), out=target)
             said.append(str(refused.value))
         assert not launches
     assert said[0] == said[1]

@@ -24,10 +24,10 @@ NUMBERS = [
 def shown(freeze, value) -> str:
     """What it makes of a value, its type and sign too, or what it says."""
     try:
-        found = freeze(value)
+        result = freeze(value)
     except cto.OpError as error:
         return str(error)
-    return f"{type(found)} {found!r}"
+    return f"{type(result)} {result!r}"
 
 
 @pytest.mark.parametrize("convert", [real, integer, flag])
@@ -55,10 +55,10 @@ def test_what_follows_from_several_numbers_follows_each(seed) -> None:
 def test_an_array_of_one_number_may_change(anywhere) -> None:
     """An array is read anew, although it is the same object."""
     op, x, ratio = cto.Dropout(seed=1), anywhere.place(np.ones(4096, np.float32)), np.array(0.25)
-    kept = []
+    counts = []
     for ratio[...] in (0.25, 0.75):
-        kept.append(int(op(x, ratio, True)[1].sum()))
-    assert kept[1] < 2048 < kept[0]
+        counts.append(int(op(x, ratio, True)[1].sum()))
+    assert counts[1] < 2048 < counts[0]
 
 
 def test_an_array_that_holds_another_number_now_is_read_anew() -> None:

@@ -17,18 +17,18 @@ UPDATING = [name for name in names() if any(output.aliases for output in get_op(
 SAMPLES = {(s.op, s.types): s for name in UPDATING for s in reversed(all_samples()[name])}.values()
 
 
-def arrays_of(op, given, name):
+def arrays_of(op, arguments, name):
     """What was given for an input, as a list."""
-    value = next(v for item, v in zip(op.inputs, given, strict=False) if item.name == name)
-    found = value if isinstance(value, list) else [value]
-    return [item for item in found if hasattr(item, "dtype") and hasattr(item, "shape")]
+    value = next(v for item, v in zip(op.inputs, arguments, strict=False) if item.name == name)
+    result = value if isinstance(value, list) else [value]
+    return [item for item in result if hasattr(item, "dtype") and hasattr(item, "shape")]
 
 
-def updated(op, run, given) -> dict[str, list]:
+def updated(op, run, arguments) -> dict[str, list]:
     """The arrays that outputs replace, by the outputs' names, as they are now."""
-    declared = {item.name for item, _ in zip(op.inputs, given, strict=False)}
+    declared = {item.name for item, _ in zip(op.inputs, arguments, strict=False)}
     return {
-        output.name: [run.host(array).copy() for array in arrays_of(op, given, output.aliases)]
+        output.name: [run.host(array).copy() for array in arrays_of(op, arguments, output.aliases)]
         for output in op.outputs
         if output.aliases in declared
     }
@@ -48,11 +48,11 @@ def test_what_is_not_asked_for_is_updated_all_the_same(sample: Sample, anywhere,
     assert nothing(op(*without, outputs=()))
     after, expected = updated(op, anywhere, without), updated(op, anywhere, whole)
     for output in op.outputs:
-        kept = before if output.on_request else expected
-        for found, wanted in zip(
-            after.get(output.name, ()), kept.get(output.name, ()), strict=True
+        unchanged = before if output.on_request else expected
+        for actual, wanted in zip(
+            after.get(output.name, ()), unchanged.get(output.name, ()), strict=True
         ):
-            assert_matches(found, wanted, 0)
+            assert_matches(actual, wanted, 0)
 
 
 @pytest.mark.parametrize("name", ["AdamWOptimizer", "InPlaceAccumulatorV2", "SGDOptimizerV2"])
@@ -75,8 +75,8 @@ def test_a_flag_alone_comes_back_and_the_rest_is_updated(name, anywhere, rng) ->
         assert any(
             (old != new).any() for old, new in zip(before[output], after[output], strict=True)
         )
-        for found, wanted in zip(after[output], expected, strict=True):
-            assert_matches(found, wanted, 0)
+        for actual, wanted in zip(after[output], expected, strict=True):
+            assert_matches(actual, wanted, 0)
 
 
 def test_bound_calls_update_and_return_alike(anywhere, rng) -> None:
@@ -96,12 +96,12 @@ def test_out_says_where_to_update(anywhere) -> None:
     """An array of its own for an output that is asked for leaves the input alone."""
     arrays = ([1.0, 2.0], [3.0, 4.0], [0.0, 0.0])
     buffer, value, out = (anywhere.place(np.array(x, np.float32)) for x in arrays)
-    op, given = get_op("InPlaceAccumulatorV2")(), {"out": (None, out)}
-    op(buffer, value, outputs=("accumulation_buffer_out",), **given)
+    op, keywords = get_op("InPlaceAccumulatorV2")(), {"out": (None, out)}
+    op(buffer, value, outputs=("accumulation_buffer_out",), **keywords)
     assert anywhere.host(buffer).tolist() == [1, 2]
     assert anywhere.host(out).tolist() == [4, 6]
     with pytest.raises(cto.ArgumentError, match=r"out \(accumulation_buffer_out\): expected None"):
-        op(buffer, value, outputs=("updated_flag",), **given)
+        op(buffer, value, outputs=("updated_flag",), **keywords)
     assert anywhere.host(buffer).tolist() == [1, 2]
 
 

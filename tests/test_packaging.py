@@ -174,9 +174,9 @@ def test_it_runs_by_itself_and_without_cupy(request, tmp_path, where) -> None:
     """From the wheel's files, and from a checkout that nobody installed."""
     home = request.getfixturevalue("installed") if where == "installed" else ROOT
     kernels = home / "cupy_training_ops" if where == "installed" else home
-    folder, *found = run(WITHOUT_CUPY, home, tmp_path).splitlines()
+    folder, *results = run(WITHOUT_CUPY, home, tmp_path).splitlines()
     assert Path(folder) == kernels / "cuda_src"
-    assert found == list(families())
+    assert results == list(families())
 
 
 def test_the_sdist_builds_the_same_wheel(tree, wheel, tmp_path) -> None:
@@ -193,16 +193,16 @@ def test_the_sdist_builds_the_same_wheel(tree, wheel, tmp_path) -> None:
 
 def imported(path: Path) -> set[str]:
     """The top-level packages that a module imports anywhere in it, but for checkers alone."""
-    found, tree = set(), ast.parse(path.read_text())
+    results, tree = set(), ast.parse(path.read_text())
     for branch in (node for node in tree.body if isinstance(node, ast.If)):
         if ast.unparse(branch.test) == "TYPE_CHECKING":
             branch.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            results |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(str(node.module))
-    return found
+            results.add(str(node.module))
+    return results
 
 
 def test_imports_are_declared_dependencies() -> None:
@@ -233,14 +233,14 @@ def test_extras_bring_cupy_its_compiler_and_headers() -> None:
 
 def brought(extra: str) -> set[str]:
     """The distributions that an extra names, through the other extras that it names."""
-    found = set()
+    results = set()
     for requirement in PROJECT["optional-dependencies"][extra]:
         name, others = re.match(r"([\w-]+)(?:\[([\w,]+)\])?", requirement).groups()
         if name == PROJECT["name"]:
-            found = found.union(*map(brought, others.split(",")))
+            results = results.union(*map(brought, others.split(",")))
         else:
-            found.add(name)
-    return found
+            results.add(name)
+    return results
 
 
 def test_cupy_and_its_cuda_come_with_their_own_extras_only() -> None:

@@ -31,9 +31,9 @@ def small_pieces(monkeypatch) -> None:
 
 def results(name: str, attributes, inputs) -> list:
     """What an instance of its own gives for copies of the inputs."""
-    given = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
-    found = get_op(name)(**attributes)(*given)
-    return list(found) if isinstance(found, tuple) else [found]
+    arguments = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
+    result = get_op(name)(**attributes)(*arguments)
+    return list(result) if isinstance(result, tuple) else [result]
 
 
 @small
@@ -69,12 +69,12 @@ def test_the_operators_that_come_apart() -> None:
 )
 def test_blocks_are_rows_or_parts_of_one(n_rows, n_tiles, most, sizes) -> None:
     covered = np.zeros((n_rows, n_tiles), int)
-    found = []
+    results = []
     for block in blocks(n_rows, n_tiles, most):
         covered[block] += 1
-        found.append(covered[block].shape)
+        results.append(covered[block].shape)
     assert (covered == 1).all()
-    assert found == sizes
+    assert results == sizes
 
 
 @pytest.mark.parametrize("name", ["Gelu", "GeluGrad", "GistPack8Encoder", "GistPackMsfp15Encoder"])

@@ -29,10 +29,10 @@ class Event:
 def rows(monkeypatch):
     """Rows without a GPU, two at a time."""
 
-    def made():
+    def pinned_rows():
         return [pinned.Row(row, row.data_ptr(), Event()) for row in torch.zeros(2, 4).unbind()]
 
-    monkeypatch.setattr(pinned, "_allocate_rows", made)
+    monkeypatch.setattr(pinned, "_allocate_rows", pinned_rows)
     return pinned.Rows()
 
 
@@ -67,17 +67,19 @@ def test_who_drops_numbers_gives_their_row_back(monkeypatch, rows) -> None:
 
 
 def test_a_streams_object_is_kept(monkeypatch) -> None:
-    made, raw = [], {0: 7}
+    indices, raw = [], {0: 7}
     monkeypatch.setattr(pinned, "raw_stream", raw.get)
     monkeypatch.setattr(pinned, "_STREAMS", {})
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: made.append(index) or object())
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda index: indices.append(index) or object()
+    )
     first = pinned._current_stream(0)
     raw[0] = 8
     other = pinned._current_stream(0)
     raw[0], raw[1] = 7, 7  # the same address of another GPU, as that of default streams
     assert pinned._current_stream(0) is first
     assert len({first, other, pinned._current_stream(1)}) == 3
-    assert made == [0, 0, 1]
+    assert indices == [0, 0, 1]
 
 
 def test_threads_never_have_the_same_row(rows) -> None:

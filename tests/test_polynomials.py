@@ -50,9 +50,9 @@ class Fit:
         """The file's coefficients, from the highest power down, as the compiler rounds them; of a
         ratio those of both, without the last."""
         text = (ROOT / self.file).read_text(encoding="utf-8")
-        found = re.findall(self.pattern, text.partition(self.before)[2])
-        assert found, f"{self.file}: no polynomial after {self.before}"
-        both = ",".join(found[: 2 if self.under else 1]).replace("* RAISED", "").replace(",", " ")
+        result = re.findall(self.pattern, text.partition(self.before)[2])
+        assert result, f"{self.file}: no polynomial after {self.before}"
+        both = ",".join(result[: 2 if self.under else 1]).replace("* RAISED", "").replace(",", " ")
         numbers = [mpf(float(np.float32(n[:-1]) if n[-1] == "f" else n)) for n in both.split()]
         assert not self.under or numbers[-1] == 1, f"{self.file}: a divisor without 1 at its end"
         return numbers[:-1] if self.under else numbers

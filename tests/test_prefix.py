@@ -17,20 +17,20 @@ def test_sums_of_ranges(run, rng) -> None:
     first = np.array([has.size - n for n in LENGTHS] + [17] * len(LENGTHS), np.uint32)
     end = first + np.array(LENGTHS * 2, np.uint32)
     for _ in range(2):  # the second finds nothing that the first said
-        found = run.host(ProbeSums()(*map(run.place, (has, first, end))))
-        assert_matches(found, probe_sums(has, first, end), 0)
+        result = run.host(ProbeSums()(*map(run.place, (has, first, end))))
+        assert_matches(result, probe_sums(has, first, end), 0)
         has = has[::-1].copy()
 
 
 def test_sums_beyond_32_bits(run) -> None:
     has = np.full(4 * THREADS, 2**25 - 1, np.uint32)
     first, end = np.array([0], np.uint32), np.array([has.size], np.uint32)
-    found = run.host(ProbeSums()(*map(run.place, (has, first, end))))
-    assert_matches(found, probe_sums(has, first, end), 0)
-    assert int(found[0]) > 2**32
+    result = run.host(ProbeSums()(*map(run.place, (has, first, end))))
+    assert_matches(result, probe_sums(has, first, end), 0)
+    assert int(result[0]) > 2**32
 
 
 def test_a_lane_waits_for_what_another_says(run) -> None:
     has, first, end = np.arange(1, 65, dtype=np.uint32), np.array([1]), np.array([32])
-    found = ProbeSums()(*map(run.place, (has, first.astype(np.uint32), end.astype(np.uint32))))
-    assert run.host(found)[0] == sum(range(2, 33))
+    result = ProbeSums()(*map(run.place, (has, first.astype(np.uint32), end.astype(np.uint32))))
+    assert run.host(result)[0] == sum(range(2, 33))

@@ -165,10 +165,10 @@ def _versions(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("_versions")
 @pytest.mark.parametrize(
-    ("version", "found"), [(None, New), (9, Old), (12, Old), (13, New), (99, New)]
+    ("version", "expected"), [(None, New), (9, Old), (12, Old), (13, New), (99, New)]
 )
-def test_the_newest_or_the_one_that_serves(version, found) -> None:
-    assert get_op("Both", version) is found
+def test_the_newest_or_the_one_that_serves(version, expected) -> None:
+    assert get_op("Both", version) is expected
 
 
 @pytest.mark.usefixtures("_versions")
@@ -264,14 +264,14 @@ def test_lookup_answers_where_the_operator_takes_the_value(cls, item, rng) -> No
         inputs[place] = value.astype(dtype)
         try:
             cls(**sample.attributes)(*inputs)
-            taken = True
+            accepted = True
         except OpError as error:
-            taken = f"{cls.name}: {item.name}: " not in str(error)
+            accepted = f"{cls.name}: {item.name}: " not in str(error)
         try:
             answered = lookup(cls.name, **{item.name: dtype}).op is cls
         except DtypeError:
             answered = False
-        assert answered == taken, dtype
+        assert answered == accepted, dtype
 
 
 def test_lookup_says_which_values_are_taken() -> None:

@@ -53,13 +53,13 @@ def test_upstreams_names_of_inputs() -> None:
     per_channel = {name: np.full(3, value, np.float32) for name, value in CHANNELS.items()}
     op = cto.get_op("BatchNormalizationGrad")(epsilon=1e-5)
     expected = op(IMAGES, IMAGES, *per_channel.values())
-    for found in (
+    for results in (
         op(IMAGES, IMAGES, **per_channel),
         op(IMAGES, X=IMAGES, **per_channel),
         cto.batch_normalization_grad(IMAGES, IMAGES, epsilon=1e-5, **per_channel),
         op.bound(IMAGES, IMAGES, **per_channel | {"mean": ...})(mean=per_channel["mean"]),
     ):
-        for pair in zip(found, expected, strict=True):
+        for pair in zip(results, expected, strict=True):
             assert_matches(*pair, 0)
     with pytest.raises(
         ArgumentError, match="saved_mean: expected one value, got one by another na"

@@ -54,11 +54,11 @@ def call_all(
 
 def drawn_operators(draw: random.Random) -> list[str]:
     """Of each family some that have samples."""
-    found: list[str] = []
+    results: list[str] = []
     for operators in FAMILIES.values():
         names = [name for name in operators if name in sampled_operators()]
-        found += draw.sample(names, min(1 + len(names) // 4, MOST_DRAWN, len(names)))
-    return found
+        results += draw.sample(names, min(1 + len(names) // 4, MOST_DRAWN, len(names)))
+    return results
 
 
 def is_short(sample: Sample) -> bool:

@@ -141,11 +141,11 @@ def types_drawn(seed: int) -> dict[str, set[tuple[str, ...]]]:
 
 
 def test_the_seed_draws_one_combination_of_types_of_each_operator() -> None:
-    found = [types_drawn(seed) for seed in range(40)]
-    assert all(len(types) == 1 for drawn in found for types in drawn.values())
+    results = [types_drawn(seed) for seed in range(40)]
+    assert all(len(types) == 1 for drawn in results for types in drawn.values())
     for name, samples in types_and_ids().items():
         several = len({types for types, _ in samples}) > 1
-        assert (len(set.union(*(drawn[name] for drawn in found))) > 1) == several
+        assert (len(set.union(*(drawn[name] for drawn in results))) > 1) == several
 
 
 # ---- no GPU --------------------------------------------------------------------------------------
@@ -190,8 +190,8 @@ def without_an_oracle() -> dict[str, Ran]:
     ]
     listing = ["--collect-only", "-q", *map(str, paths)]
     questions = {ci: (listing, {"CI": ci}) for ci in ("", "true")}
-    found = pytest_runs(*questions.values(), before=ABSENT, PYTHONPATH=str(TESTS))
-    return dict(zip(questions, found, strict=True))
+    result = pytest_runs(*questions.values(), before=ABSENT, PYTHONPATH=str(TESTS))
+    return dict(zip(questions, result, strict=True))
 
 
 @pytest.mark.parametrize(("ci", "left"), [("", "jax (3 files)"), ("true", None)])
@@ -222,9 +222,9 @@ def test_a_run_outside_its_budget_fails(tmp_path, workers) -> None:
     test = f"{TESTS / 'test_values.py'}::test_attributes_cannot_be_deleted"
     result = run_pytest(test, "-n", workers, CTO_BUDGET=str(file))
     assert result.returncode == 1, result.stdout
-    found = [line for line in result.stdout.splitlines() if " budget: " in line]
-    pairs = zip(found, EXCESS, strict=True)
-    assert all(line.startswith(text) for line, text in pairs), found
+    results = [line for line in result.stdout.splitlines() if " budget: " in line]
+    pairs = zip(results, EXCESS, strict=True)
+    assert all(line.startswith(text) for line, text in pairs), results
 
 
 def test_the_budget_names_what_is_counted() -> None:
@@ -278,9 +278,12 @@ def test_what_is_skipped_is_listed_for_another_session(tmp_path, workers) -> Non
     (tmp_path / "test_some.py").write_text(SKIPPING)
     (tmp_path / "test_part.py").write_text(SKIPPING)
     run_pytest(tmp_path, "-n", workers, CTO_SKIPPED=str(listed))
-    found = [line.split("\t") for line in sorted(listed.read_text().splitlines())]
-    assert [reason.removeprefix("Skipped: ") for reason, _ in found] == ["no PyTorch", "no absent"]
-    assert [test.rpartition("/")[2] for _, test in found] == [
+    results = [line.split("\t") for line in sorted(listed.read_text().splitlines())]
+    assert [reason.removeprefix("Skipped: ") for reason, _ in results] == [
+        "no PyTorch",
+        "no absent",
+    ]
+    assert [test.rpartition("/")[2] for _, test in results] == [
         "test_part.py",
         "test_some.py::test_skips[a b]",
     ]
@@ -313,7 +316,7 @@ def test_all_tests_have_that_patch(monkeypatch) -> None:
 def test_no_look_for_garbage_goes_through_what_was_collected(request) -> None:
     assert gc.isenabled()
     assert request.node in request.session.items
-    assert all(found is not request.node for found in gc.get_objects())
+    assert all(result is not request.node for result in gc.get_objects())
 
 
 # ---- time limits ---------------------------------------------------------------------------------

@@ -38,21 +38,21 @@ def included(path: Path) -> Iterator[Path]:
 
 @functools.cache
 def users() -> Users:
-    found: Users = defaultdict(set)
+    result: Users = defaultdict(set)
     uses = [(path, imported(path)) for path in PACKAGE.rglob("*.py")]
     uses += [(path, included(path)) for path in CUDA.rglob("*.cu*")]
     for user, used in uses:
         for path in used:
-            found[path].add(user)
-    return found
+            result[path].add(user)
+    return result
 
 
 def folders(path: Path) -> set[Path]:
     """The folders outside of what is shared that use a file, also by way of what is."""
-    found = set()
+    results = set()
     for user in users()[path]:
-        found |= folders(user) if is_shared(user) else {user.parent}
-    return found
+        results |= folders(user) if is_shared(user) else {user.parent}
+    return results
 
 
 def is_shared(path: Path) -> bool:
@@ -65,5 +65,5 @@ FILES = [path for path in FILES if path.suffix in (".py", ".cuh")]
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_what_is_shared_has_several_users(path) -> None:
-    found = {folder.name for folder in folders(path)}
-    assert len(found) > 1, f"{path.relative_to(ROOT)} is used by {found or 'nobody'}"
+    results = {folder.name for folder in folders(path)}
+    assert len(results) > 1, f"{path.relative_to(ROOT)} is used by {results or 'nobody'}"

@@ -17,23 +17,23 @@ from tensor_backends import EmulatedTensors, HollowTensors, tensors_on  # noqa: 
 @pytest.fixture
 def backend():
     """Tensors of the host with kernels that are noted."""
-    with torch.no_grad(), tensors_on(HollowTensors()) as found:
-        yield found
+    with torch.no_grad(), tensors_on(HollowTensors()) as result:
+        yield result
 
 
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("given", [[], (), [1.0]])
-def test_a_list_in_the_place_of_an_array(given) -> None:
+@pytest.mark.parametrize("argument", [[], (), [1.0]])
+def test_a_list_in_the_place_of_an_array(argument) -> None:
     labels = torch.zeros(3, dtype=torch.int64)
     with pytest.raises(ArgumentError, match="scores: expected a NumPy or CuPy array, got"):
-        get_op("SoftmaxCrossEntropyLoss")()(given, labels)
+        get_op("SoftmaxCrossEntropyLoss")()(argument, labels)
 
 
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("given", [np.str_("a"), np.datetime64(0, "s"), np.array([None])])
-def test_a_workspace_of_a_dtype_that_no_tensor_has(given) -> None:
+@pytest.mark.parametrize("argument", [np.str_("a"), np.datetime64(0, "s"), np.array([None])])
+def test_a_workspace_of_a_dtype_that_no_tensor_has(argument) -> None:
     with pytest.raises(ArgumentError, match="ReluGrad: workspace: expected a uint8 array"):
-        get_op("ReluGrad")()(*torch.randn(2, 3, 70), workspace=given)
+        get_op("ReluGrad")()(*torch.randn(2, 3, 70), workspace=argument)
 
 
 @pytest.mark.parametrize("is_bound", [True, False])
@@ -42,8 +42,8 @@ def test_complex_results(backend, is_bound) -> None:
     packed = get_op("GistSparseEncoder")()(values)
     assert backend.launches
     op = get_op("GistSparseDecoder")(shape=(1003,), to="complex64")
-    found = op.bound(packed)() if is_bound else op(packed)
-    assert (found.dtype, found.shape) == (torch.complex64, (1003,))
+    result = op.bound(packed)() if is_bound else op(packed)
+    assert (result.dtype, result.shape) == (torch.complex64, (1003,))
 
 
 def test_conjugated_numbers_are_not_taken_by_their_memory() -> None:

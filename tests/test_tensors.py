@@ -30,11 +30,11 @@ def tensor(seed):
     """Makes normal tensors."""
     generator = torch.Generator().manual_seed(seed)
 
-    def made(dtype=torch.float32, layout=CONTIGUOUS, gradients=False, shape=SHAPE):
+    def build(dtype=torch.float32, layout=CONTIGUOUS, gradients=False, shape=SHAPE):
         x = torch.randn(shape, generator=generator).to(dtype)
         return x.to(memory_format=layout).requires_grad_(gradients)
 
-    return made
+    return build
 
 
 @pytest.fixture
@@ -103,9 +103,9 @@ def test_gelu_grad_in_and_out(tensor, dtype, layout, gradients) -> None:
 @every_tensor
 def test_nothing_is_copied(tensor, dtype, layout, gradients) -> None:
     x = tensor(dtype, layout, gradients)
-    taken = adopt("SomeOp", "X", x)
-    assert taken.ctypes.data == x.data_ptr()
-    assert (taken.shape, taken.dtype.itemsize) == (tuple(x.shape), x.dtype.itemsize)
+    adopted = adopt("SomeOp", "X", x)
+    assert adopted.ctypes.data == x.data_ptr()
+    assert (adopted.shape, adopted.dtype.itemsize) == (tuple(x.shape), x.dtype.itemsize)
     if layout is CONTIGUOUS:
         first, second = cto.view(x, [(8, 3, 5), (24, 5)])
         assert (first.data_ptr(), second.data_ptr()) == (x.data_ptr(), x[1].data_ptr())

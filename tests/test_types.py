@@ -63,15 +63,15 @@ def test_a_stale_stub_is_named_with_the_command() -> None:
 
 def public(tree: ast.Module) -> dict[str, ast.stmt]:
     """The stub's own functions, classes and variables, and what it imports to be seen."""
-    found: dict[str, ast.stmt] = {}
+    results: dict[str, ast.stmt] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found[node.name] = node
+            results[node.name] = node
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found[node.target.id] = node
+            results[node.target.id] = node
         elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname: node for alias in node.names if alias.asname}
-    return {name: node for name, node in found.items() if name[0] != "_" or name == "__version__"}
+            results |= {alias.asname: node for alias in node.names if alias.asname}
+    return {name: node for name, node in results.items() if name[0] != "_" or name == "__version__"}
 
 
 def test_the_stub_has_the_names_that_there_are() -> None:
@@ -163,7 +163,7 @@ def test_a_converter_of_an_unknown_type_is_named(generate_stub) -> None:
         outputs = (Output("Y", "float32"),)
         places = attribute(optional(gives_a_set), None)
 
-    with pytest.raises(ArgumentError, match=r"Odd: places: scripts/generate_stub.py: TAKEN"):
+    with pytest.raises(ArgumentError, match=r"Odd: places: scripts/generate_stub.py: INPUT_TYPES"):
         list(generate_stub.operator_class(Odd, "Odd"))
 
 

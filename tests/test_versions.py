@@ -108,8 +108,8 @@ def test_what_is_read_keeps_its_version() -> None:
     cto.pass_through([x])
     cto.in_place_accumulator(total, x)
     cto.SGD(parameters, lr=0.1).step([x, None])
-    found = [t._version for t in (x, dy, flag, parameters[1])]
-    assert found == [0, 0, 0, 0]
+    results = [t._version for t in (x, dy, flag, parameters[1])]
+    assert results == [0, 0, 0, 0]
 
 
 @pytest.mark.usefixtures("home")

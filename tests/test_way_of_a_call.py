@@ -32,7 +32,7 @@ def holds(value, array, depth: int = 2) -> bool:
 
 def passed(action, array) -> list[tuple[str, str]]:
     """The package's functions that are given an array, by module, with the module that calls."""
-    found = []
+    results = []
 
     def module(frame) -> str:
         file = Path(frame.f_code.co_filename)
@@ -45,14 +45,14 @@ def passed(action, array) -> list[tuple[str, str]]:
             and module(frame)
             and any(holds(value, array) for value in frame.f_locals.values())
         ):
-            found.append((module(frame.f_back), f"{module(frame)}:{frame.f_code.co_qualname}"))
+            results.append((module(frame.f_back), f"{module(frame)}:{frame.f_code.co_qualname}"))
 
     sys.setprofile(note)
     try:
         action()
     finally:
         sys.setprofile(None)
-    return found
+    return results
 
 
 def rank(module: str) -> int:
@@ -61,11 +61,11 @@ def rank(module: str) -> int:
 
 
 @pytest.mark.parametrize("by_function", [False, True])
-@pytest.mark.parametrize("given", [False, True])
-def test_dy_of_gather_grad_passes_few_functions_downwards(by_function, given) -> None:
+@pytest.mark.parametrize("has_out", [False, True])
+def test_dy_of_gather_grad_passes_few_functions_downwards(by_function, has_out) -> None:
     with hollow_launches() as launches:
         dy, indices = hollow((64, 32), np.float32), hollow((64,), np.int64)
-        out = {"out": hollow((100, 32), np.float32)} if given else {}
+        out = {"out": hollow((100, 32), np.float32)} if has_out else {}
         call = cto.gather_grad if by_function else cto.GatherGrad()
 
         def action() -> None:
@@ -73,12 +73,12 @@ def test_dy_of_gather_grad_passes_few_functions_downwards(by_function, given) ->
 
         action()
         launches.clear()
-        found = passed(action, dy)
+        result = passed(action, dy)
         assert launches
-    names = [name for _, name in found]
+    names = [name for _, name in result]
     assert "call/op:Op.__call__" in names
     assert len(names) <= MOST, names
-    assert all(rank(caller) <= rank(name) for caller, name in found), found
+    assert all(rank(caller) <= rank(name) for caller, name in result), result
 
 
 def test_dy_of_gather_grad_passes_few_modules() -> None:

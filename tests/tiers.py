@@ -75,8 +75,8 @@ class Tiers:
         mark_thorough(metafunc, calls)
         tier = metafunc.config.option.markexpr
         own = {mark.name for mark in metafunc.definition.iter_markers()}
-        kept = [call for call in calls if of_tier(call, tier, own) and self._can_run(call)]
-        calls[:] = kept or calls[:1]  # without any, pytest makes a test without parameters
+        remaining = [call for call in calls if of_tier(call, tier, own) and self._can_run(call)]
+        calls[:] = remaining or calls[:1]  # without any, pytest makes a test without parameters
 
     def _can_run(self, call: Any) -> bool:
         name = run_of(call)
@@ -96,8 +96,8 @@ class Tiers:
         """Leave out the tests of what this machine has not."""
         out = {item for item in items if self._leave_out(missing(item))}
         config.hook.pytest_deselected(items=list(out))
-        kept = (item for item in items if item not in out)
-        items[:] = sorted(kept, key=most_seconds, reverse=True)
+        remaining = (item for item in items if item not in out)
+        items[:] = sorted(remaining, key=most_seconds, reverse=True)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Tests that all need a GPU are no failure without one."""
@@ -161,21 +161,21 @@ def mark_thorough(metafunc: Any, calls: list[Any]) -> None:
     emulated = [call for call in calls if run_of(call) in EMULATED_RUNS]
     if not emulated:
         return
-    path, found = metafunc.definition.path, {types_of(call) for call in emulated}
+    path, results = metafunc.definition.path, {types_of(call) for call in emulated}
     share = random.Random(f"{seed} {path.name}").random()
-    types = drawn(types_to_draw(found, path.parent.name, seed), share)
+    types = drawn(types_to_draw(results, path.parent.name, seed), share)
     for call in emulated:
         test = f"{metafunc.definition.nodeid}[{call.id}]"
         if not is_drawn(test, call, types, seed):
             call.marks.append(pytest.mark.thorough.mark)
 
 
-def types_to_draw(found: set[tuple[str, ...]], family: str, seed: int) -> set[tuple[str, ...]]:
+def types_to_draw(types: set[tuple[str, ...]], family: str, seed: int) -> set[tuple[str, ...]]:
     """In most sessions those that the family's drawn samples are built for: g++ takes seconds for
     each. In others all: some are no sample's."""
     if random.Random(f"{seed} types of {family}").random() > MOST_SESSIONS:
-        return found
-    return built(found, drawn_types(seed).get(family, ())) or found
+        return types
+    return built(types, drawn_types(seed).get(family, ())) or types
 
 
 def is_drawn(test: str, call: Any, types: tuple[str, ...], seed: int) -> bool:

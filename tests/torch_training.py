@@ -34,19 +34,19 @@ def backward(model, generator, scaler=None) -> None:
 
 def pair(seed, make=AdamW, other=torch.optim.AdamW, numbers=None, **options):
     """The same model twice, with two optimizers; groups without decay for vectors."""
-    found = []
+    results = []
     for kind in (make, other):
         model = net(seed)
         matrices = [p for p in model.parameters() if p.dim() > 1]
         vectors = [p for p in model.parameters() if p.dim() == 1]
         groups = [{"params": matrices}, {"params": vectors, **options}]
-        found.append((model, kind(groups, **{"lr": 1e-2, **(numbers or {})})))
-    return found
+        results.append((model, kind(groups, **{"lr": 1e-2, **(numbers or {})})))
+    return results
 
 
-def steps(found, seed, n, missing=(), max_norm=None) -> None:
+def steps(pairs, seed, n, missing=(), max_norm=None) -> None:
     """Steps of both; parameters at these places have no gradient."""
-    for model, optimizer in found:
+    for model, optimizer in pairs:
         generator = torch.Generator().manual_seed(seed)
         for _ in range(n):
             optimizer.zero_grad()

@@ -53,8 +53,8 @@ class Training:
             array.copy() for name in self.optimizer.moments for array in state[name].values()
         ]
         arrays = [*self.parameters, *(copy for copy in self.copies if copy is not None)]
-        found = [np.array(self._run.host(array)) for array in arrays]
-        return [*found, *moments, np.array(steps(self.optimizer.names, state.get("step", 0)))]
+        actual = [np.array(self._run.host(array)) for array in arrays]
+        return [*actual, *moments, np.array(steps(self.optimizer.names, state.get("step", 0)))]
 
 
 def assert_same(some: list[np.ndarray], others: list[np.ndarray]) -> None:

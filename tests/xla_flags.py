@@ -8,13 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 def flags() -> list[str]:
     """Those that this version knows: others end the process."""
-    found = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+    results = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
     try:
         is_known = version("jaxlib").startswith("0.10.")
     except PackageNotFoundError:
         is_known = False
     # In 0.6 of the time.
-    return [*found, "--xla_cpu_use_fusion_emitters=false"] if is_known else found
+    return [*results, "--xla_cpu_use_fusion_emitters=false"] if is_known else results
 
 
 FLAGS = " ".join(flags())

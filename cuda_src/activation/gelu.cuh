@@ -62,8 +62,9 @@ __device__ __forceinline__ float scaled_tail(float t) {
     return fmaf(0.39894228f, t, scaled_falling_slope(t));
 }
 
-// e^(t^2 / 2) Phi(-t) / RAISED = over / under for t <= NORMAL_END, with an error of 1e-16 beside
-// rounding. All coefficients are positive, so nothing cancels.
+// e^(t^2 / 2) Phi(-t) / RAISED = over / under for t <= NORMAL_END, a quotient of two polynomials, with
+// an error of 1e-16 beside rounding. All coefficients are positive, so nothing cancels. RAISED = 2^512
+// keeps e^(-t^2 / 2), which is multiplied by it (math/exp.cuh), from becoming subnormal.
 __device__ __forceinline__ Ratio scaled_tail(double t) {
     const double over =
         polynomial(t, 1.3963583253577922e-06, 3.7493618885895367e-05, 0.0004930549974805149,
@@ -96,6 +97,8 @@ __device__ __forceinline__ double gelu_value(double x) {
     const double over = t * (bell.over * tail.over);
     return fma(-over, reciprocal(bell.under * tail.under), is_rising(x) ? x : 0.0);
 }
+// Phi(-t) - t phi(t) = bell (tail - t / (sqrt(2 pi) RAISED)), phi the density of the normal
+// distribution, over a common denominator.
 __device__ __forceinline__ double gelu_slope(double x) {
     const double t = magnitude(x, NORMAL_END);
     const Ratio bell = raised_normal_exponential(t), tail = scaled_tail(t);
@@ -142,6 +145,7 @@ __device__ __forceinline__ R fast_gelu_value(R x) {
     return gated(x, x * (R(FAST_1) + R(FAST_3) * (x * x)));
 }
 
+// d/dx of x gate(v), v = FAST_1 x + FAST_3 x^3, for |x|, then mirrored.
 template <class R>
 __device__ __forceinline__ R fast_gelu_slope(R x) {
     const R t = magnitude(x, FAST_END);

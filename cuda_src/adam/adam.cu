@@ -61,7 +61,7 @@ __device__ __forceinline__ AdamFactors adam_factors(const AdamRule& rule, const 
     by.penalty = static_cast<ACC>(rule.decays_gradient ? rule.lambda_ : 0.0);
     by.rounding = {rule.seed, static_cast<u64>(step), rule.rounds_at_random != 0};
     by.decays_updated = rule.decays_updated;
-    by.update = numbers.can_be_made();
+    by.update = numbers.allows_step();
     return by;
 }
 
@@ -101,6 +101,7 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
         Vec<MOMENT, HAS_LARGEST ? N : 1> x;
     };
 
+    // Loads N elements from i on of each input of the step.
     template <int N>
     __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
         Base::load(loaded, i);
@@ -109,11 +110,14 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
     __device__ int head() const {
         return MOMENT_IS_WIDER ? vec::elements_to_16(m) : vec::elements_to_16(w);
     }
+    // True if all arrays may be accessed in vectors from element `first` on.
     __device__ bool has_vecs_at(int first) const {
         return all_may_have_vecs_at<WIDTH>(first, w, g, m, v, x, new_w, new_g, new_m, new_v,
                                            new_x) &&
                copy.may_have_vecs_at<WIDTH>(first);
     }
+    // Adam's step of N elements: m = alpha m + (1 - alpha) g, v = beta v + (1 - beta) g^2, x =
+    // max(x, v) with AMSGrad; delta = -rate m / (root_scale sqrt(v or x) + epsilon) - decay w.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC mean[N], square[N], delta[N], weight[N], most[N];
@@ -139,6 +143,7 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
         if constexpr (HAS_LARGEST) parameter_update::store(new_x, i, most);
         put(new_w, new_g, copy, i, weight, delta, by.rounding);
     }
+    // The step of elements [first, end), or, if it is skipped, copies of all inputs.
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
         if (by.update) {
             range_map::map_range<Tiling>(*this, first, end, n);
@@ -183,6 +188,7 @@ struct CodedAdam {
         return all_may_have_vecs_at<WIDTH>(0, w, g, m, v, new_w, new_g, new_m, new_v) &&
                copy.may_have_vecs_at<WIDTH>(0);
     }
+    // from[i .. i + WIDTH), elements from n on 0.
     template <bool ARE_VECS, class E>
     __device__ __forceinline__ Vec<E, WIDTH> loaded(const E* from, i64 i, i64 n) const {
         if constexpr (ARE_VECS)
@@ -231,6 +237,8 @@ struct CodedAdam {
             put(new_w, new_g, copy, i + k, one, change, by.rounding);
         }
     }
+    // The step of elements [first, end), a block of CODED_BLOCK elements a warp, or, if it is
+    // skipped, copies of all inputs.
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
         if (by.update) {
             const bool are_vecs = has_vecs();
@@ -261,10 +269,12 @@ struct Lists {
     const Columns<LISTED>& columns;
     int tensor;
 
+    // Array k of this tensor, in the order of the table of pointers.
     template <class E>
     __device__ __forceinline__ E* at(int k) const {
         return array_of<E>(arrays, columns, k, tensor);
     }
+    // The low-precision weights before and after the step.
     __device__ __forceinline__ Copy copy(bool is_bfloat16) const {
         return {at<const u16>(4), at<u16>(AFTER + 4), is_bfloat16};
     }

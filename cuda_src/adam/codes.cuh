@@ -91,6 +91,7 @@ __device__ __forceinline__ Vec<u8, N> bytes_of(const u8* from, i64 first, i64 en
     else
         return vec::load_elements<u8, N>(from, first, end);
 }
+// to[first + k] = row[k], k < N, below `end`.
 template <bool ARE_VECS, int N>
 __device__ __forceinline__ void put_bytes(u8* to, i64 first, i64 end, const Vec<u8, N>& row) {
     if constexpr (ARE_VECS)
@@ -119,6 +120,8 @@ struct EightBits {
     static __device__ __forceinline__ u32 least_of(float square) {
         return root_exponent(square) + ROOM + 1 - OCTAVES;
     }
+    // The code of a first moment relative to its second: sign (bit 7), exponent and fraction,
+    // counted from the least one that the second moment gives, rounded at random by `noise`.
     static __device__ __forceinline__ u32 first_code(float mean, float square, u32 noise) {
         const u32 bits = __float_as_uint(mean), size = bits & ~SIGN;
         const u32 least = least_of(square), draw = noise >> 9;
@@ -132,11 +135,14 @@ struct EightBits {
         }
         return bits >> 31 << 7 | code;
     }
+    // The first moment that `code` stands for beside this second moment.
     static __device__ __forceinline__ float first_of(u32 code, float square) {
         const u32 base = (least_of(square) << FIRST_BITS) - 1;
         const float size = decoded(code & TOP, base, FIRST_BITS);
         return __uint_as_float(__float_as_uint(size) | (code > TOP ? SIGN : 0));
     }
+    // Decodes the thread's WIDTH moments from element i of n on. v[n + block] is the exponent of a
+    // block's largest second moment.
     template <bool ARE_VECS>
     static __device__ __forceinline__ void load(const u8* m, const u8* v, i64 i, i64 n,
                                                 Floats& mean, Floats& square) {
@@ -149,6 +155,8 @@ struct EightBits {
             mean[k] = first_of(first.at[k], square[k]);
         }
     }
+    // Encodes the thread's WIDTH moments. The largest second moment of the warp gives the block's
+    // exponent; the first moments are relative to the second ones as decoded. m or v may be null.
     template <bool ARE_VECS>
     static __device__ __forceinline__ void store(u8* m, u8* v, i64 i, i64 n, const Floats& mean,
                                                  const Floats& square, const Bits& noises) {
@@ -175,6 +183,7 @@ struct EightBits {
         put_bytes<ARE_VECS>(v, i, n, second);
         if (threadIdx.x % WARP == 0) v[n + i / CODED_BLOCK] = static_cast<u8>(exponent);
     }
+    // Copies the codes of elements [first, end), with the exponents of their blocks.
     static __device__ __forceinline__ void stay(const u8* m, const u8* v, u8* new_m, u8* new_v,
                                                 i64 first, i64 end, i64 n) {
         copy_bytes(m, new_m, first, end);
@@ -189,9 +198,11 @@ struct EightBits {
 struct FourBits {
     static constexpr int NBYTES = WIDTH / 2;
 
+    // Code k of a row: bits 0 to 3 of a byte, then bits 4 to 7.
     static __device__ __forceinline__ u32 code_at(const Vec<u8, NBYTES>& row, int k) {
         return row.at[k / 2] >> 4 * (k % 2) & 15u;
     }
+    // Two codes in a byte, the first in its lower half.
     static __device__ __forceinline__ Vec<u8, NBYTES> packed(const Bits& codes) {
         Vec<u8, NBYTES> row;
 #pragma unroll
@@ -199,9 +210,12 @@ struct FourBits {
             row.at[k] = static_cast<u8>(codes[2 * k] | codes[2 * k + 1] << 4);
         return row;
     }
+    // Where the scale of element i's block is: behind the n codes, two bytes a block.
     static __device__ __forceinline__ i64 scale_of(i64 i, i64 n) {
         return (n + 1) / 2 + 2 * (i / CODED_BLOCK);
     }
+    // Decodes the thread's WIDTH moments from element i of n on; each block has a scale of two
+    // bytes in m and in v.
     template <bool ARE_VECS>
     static __device__ __forceinline__ void load(const u8* m, const u8* v, i64 i, i64 n,
                                                 Floats& mean, Floats& square) {
@@ -247,6 +261,8 @@ struct FourBits {
         }
         return {static_cast<u8>(exponent), static_cast<u8>(fraction)};
     }
+    // Encodes the thread's WIDTH moments: |m| over a power of 2 near sqrt(v) in levels of the
+    // block's largest such ratio / LEVELS, rounded at random. m or v may be null.
     template <bool ARE_VECS>
     static __device__ __forceinline__ void store(u8* m, u8* v, i64 i, i64 n, const Floats& mean,
                                                  const Floats& square, const Bits& noises) {
@@ -285,6 +301,7 @@ struct FourBits {
         m[scale] = static_cast<u8>(bits);
         m[scale + 1] = static_cast<u8>(bits >> 8);
     }
+    // Copies the codes of elements [first, end), with the scales of their blocks.
     static __device__ __forceinline__ void stay(const u8* m, const u8* v, u8* new_m, u8* new_v,
                                                 i64 first, i64 end, i64 n) {
         const i64 last = (end + 1) / 2, scales = scale_of(first, n);

@@ -18,6 +18,7 @@ template <class A, int N, int DEPTH>
 struct Columns {
     Vec<A, N> sum{};
 
+    // sum[i] += x[i], i < N.
     template <class E>
     __device__ __forceinline__ void accumulate(const Vec<E, N>& x) {
 #pragma unroll
@@ -40,17 +41,17 @@ struct Columns {
     }
 
     // Adds the sums of the threads that differ in threadIdx.y only; the result is in threadIdx.y ==
-    // 0. of_thread: shared memory, an entry for each thread of the block.
-    __device__ __forceinline__ void sum_over_y(Vec<A, N>* of_thread) {
+    // 0. per_thread: shared memory, an entry for each thread of the block.
+    __device__ __forceinline__ void sum_over_y(Vec<A, N>* per_thread) {
         const u32 i = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
         u32 half = 1;
         while (half < blockDim.y) half *= 2;
         for (half /= 2; half > 0; half /= 2) {
             __syncthreads();
-            of_thread[i] = sum;
+            per_thread[i] = sum;
             __syncthreads();
             if (threadIdx.y < half && threadIdx.y + half < blockDim.y)
-                accumulate(of_thread[i + half * blockDim.x]);
+                accumulate(per_thread[i + half * blockDim.x]);
         }
     }
 

@@ -60,6 +60,8 @@ struct Loaded {
                (run.from - run.begin >= before && run.end - run.from >= words + N - before);
     }
 
+    // Loads the one or two aligned vectors that contain the 16 bytes at `from`, which may be
+    // unaligned; zeros if it is null.
     __device__ void load(const T* from) {
         low = high = uint4{0, 0, 0, 0};
         shift = vec::bytes_past_16(from);

@@ -44,6 +44,7 @@ struct Reader {
     const E* from;
     Vec<E, N> registers[S::each / N];
 
+    // The tile begins at element `first` of the array; offsets count from there.
     __device__ void seek(i64 first) {
         if (!OPTIONAL || from) from += first;
     }
@@ -51,6 +52,8 @@ struct Reader {
         registers[u] = Vec<E, N>{};
         if (!OPTIONAL || from) registers[u] = *reinterpret_cast<const Vec<E, N>*>(from + offset);
     }
+    // Loads the N elements at apart(offset, 0), apart(offset, 1), ..., one by one; those from n on
+    // are 0.
     __device__ void load_apart(u32 offset, u32 n) {
         registers[0] = Vec<E, N>{};
 #pragma unroll
@@ -71,6 +74,7 @@ struct Writer {
     E* to;
     Acc<E> registers[S::each / N][N];
 
+    // The tile begins at element `first` of the array; offsets count from there.
     __device__ void seek(i64 first) {
         if (!OPTIONAL || to) to += first;
     }
@@ -78,6 +82,8 @@ struct Writer {
     __device__ void load_apart(u32, u32) const {}
     __device__ Acc<E>& at(int u, int i) { return registers[u][i]; }
 
+    // Rounds the results of vector u and writes them at to + offset; STREAMING: evict-first in the
+    // caches.
     template <bool STREAMING>
     __device__ void store(int u, u32 offset) const {
         if (OPTIONAL && !to) return;
@@ -87,6 +93,7 @@ struct Writer {
         else
             *reinterpret_cast<Vec<E, N>*>(to + offset) = rounded;
     }
+    // Writes the N results to apart(offset, 0), apart(offset, 1), ..., one by one; none from n on.
     __device__ void store_apart(u32 offset, u32 n) const {
         if (OPTIONAL && !to) return;
         const Vec<E, N> rounded = vec::from_acc<E>(registers[0]);
@@ -116,6 +123,7 @@ struct RowReader {
         return position -
                fast_division::quotient(position, columns) * static_cast<u32>(columns.value);
     }
+    // The elements of a bias that is absent: -0, so that x + bias is x, also for x = -0.
     __device__ static uint4 absent() {
         uint4 words;
 #pragma unroll
@@ -123,10 +131,14 @@ struct RowReader {
         return words;
     }
 
+    // The tile begins at element `position` of the other arrays; columns of a tile below 2^31 are
+    // found by divisions of 32 bits.
     __device__ void seek(i64 position) {
         first = position;
         fits_31_bits = max(position + S::size, columns.value) <= 0x7FFFFFFF;
     }
+    // registers[u] = the N elements of the repeated row from column (offset mod columns) on; where
+    // a row is not whole vectors, one by one, from the start again after its end.
     __device__ void load(int u, u32 offset) {
         registers[u] = absent();
         if (!from) return;

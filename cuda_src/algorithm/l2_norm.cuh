@@ -33,6 +33,8 @@ struct SumsOfSquares {
     A at[N]{};
     static_assert(sizeof(at) <= facts::SUMS_NBYTES);
 
+    // Adds the squares of M elements. If their sum may have overflowed or lost digits, also the
+    // squares of the elements scaled DOWN and UP.
     template <int M>
     __device__ __forceinline__ void operator()(const Vec<E, M>& x) {
         const A sum = sum_of(x);
@@ -80,9 +82,11 @@ struct SumsOfSquares {
         using Unit = vec::Unit<E, vec::IN_WORDS<E, M>>;
         return Unit::at(reinterpret_cast<const typename Unit::Register*>(&x), i);
     }
+    // True if even 2^56 sums of this size add up to a number in the precise range.
     static __device__ __forceinline__ bool is_ordinary(A sum) {
         return sum >= LEAST && sum <= MOST * 0x1p-56f;
     }
+    // x[0]^2 + ... + x[M - 1]^2.
     template <int M>
     static __device__ __forceinline__ A sum_of(const Vec<E, M>& x) {
         A sum = 0;

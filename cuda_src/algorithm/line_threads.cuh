@@ -31,8 +31,8 @@ __device__ __forceinline__ A negative_infinity() {
 template <class A>
 struct RowThreads {
     u32 threads;
-    A* of_warp;                 // shared memory, WARP entries
-    mutable bool used = false;  // true if some thread may still read of_warp
+    A* per_warp;                // shared memory, WARP entries
+    mutable bool used = false;  // true if some thread may still read per_warp
 
     __device__ __forceinline__ A max(A value) const {
         return over<Max>(value, negative_infinity<A>());
@@ -54,6 +54,8 @@ struct RowThreads {
             value = How::of(value, __shfl_xor_sync(ALL_LANES, value, step));
         return value;
     }
+    // How (a sum or a maximum) over the values of the threads of a row, returned in each; neutral:
+    // 0 or -inf. First over lanes by shuffles, then over the row's warps in shared memory.
     template <class How>
     __device__ __forceinline__ A over(A value, A neutral) const {
         value = over_lanes<How>(value, threads < WARP ? threads : WARP);
@@ -65,31 +67,33 @@ struct RowThreads {
         const u32 lanes = (warps & (warps - 1)) == 0 ? warps : WARP;
         if (used) __syncthreads();
         used = true;
-        if (lane == 0) of_warp[threadIdx.x / WARP] = value;
+        if (lane == 0) per_warp[threadIdx.x / WARP] = value;
         __syncthreads();
         const u32 warp = lane & (lanes - 1);
-        return over_lanes<How>(warp < warps ? of_warp[warp] : neutral, lanes);
+        return over_lanes<How>(warp < warps ? per_warp[warp] : neutral, lanes);
     }
 };
 
 // Maxima and sums over the threads that differ in threadIdx.y only; blockDim.y is a power of two.
 template <class A>
 struct ColumnThreads {
-    A* of_thread;  // shared memory, an entry for each thread of the block
+    A* per_thread;  // shared memory, an entry for each thread of the block
 
     __device__ __forceinline__ A max(A value) const { return over<Max>(value); }
     __device__ __forceinline__ A sum(A value) const { return over<Sum>(value); }
 
   private:
+    // How (a sum or a maximum) over the values of threads with one column, in each; halving
+    // blockDim.y, a power of two, each time.
     template <class How>
     __device__ __forceinline__ A over(A value) const {
         const u32 own = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
 #pragma unroll 1
         for (u32 half = blockDim.y / 2; half > 0; half /= 2) {
             __syncthreads();
-            of_thread[own] = value;
+            per_thread[own] = value;
             __syncthreads();
-            value = How::of(value, of_thread[own ^ (half * blockDim.x)]);
+            value = How::of(value, per_thread[own ^ (half * blockDim.x)]);
         }
         __syncthreads();
         return value;

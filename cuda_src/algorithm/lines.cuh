@@ -118,6 +118,7 @@ struct SlotsOf {
         }
 #endif
     }
+    // Address of the thread's slot u of a batch.
     __device__ __forceinline__ E* at(const Line<WIDTH, DEPTH>& line,
                                      typename Slots<WIDTH>::Count batch, int u) const {
         if constexpr (PINNED) return first + multiply_wide(line.slot(batch, u), WIDTH);
@@ -141,6 +142,8 @@ struct Reader {
     E edge;
     Slot registers[DEPTH];
 
+    // Reads `array` along a line. fill: value of elements past its end; present: false if the array
+    // is null, then every element is `fill`.
     __device__ __forceinline__ Reader(const Line<WIDTH, DEPTH>& line, const E* array, E fill,
                                       bool present = true)
         : slots(line, array), fill(fill), present(present), edge(fill) {
@@ -220,12 +223,14 @@ struct Writer {
     using Value = Acc<E>;
     E* array;
 
+    // Writes slot u of a batch, if it exists: values[i] to its element i.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
                                           const Acc<E> (&values)[WIDTH]) const {
         store(SlotsOf<E, WIDTH, DEPTH, false>(line, array), line, batch, u, values);
     }
+    // Writes the thread's element outside whole slots, if it has one.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store_edge(const Line<WIDTH, DEPTH>& line, Acc<E> value) const {
         if (WIDTH > 1 && line.edge >= 0) array[line.start + line.edge] = from_acc<E>(value);
@@ -261,8 +266,11 @@ __device__ __forceinline__ First& first_of(First& first, Rest&...) {
 // issue some later, to save registers. BEFORE_STORES: for lines that are loaded once.
 template <bool LOADS_FIRST = false, bool BEFORE_STORES = false, int WIDTH, int DEPTH, class Op,
           class... In>
-__device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
-                                                             In&... in) {
+// Reads a line batch by batch, and calls op.include(each, renew, largest) for each: each(see) calls
+// see(x...) for the thread's elements, largest(least) returns their maximum. Returns the last
+// batch, which stays in registers.
+__device__ __forceinline__
+    typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op, In&... in) {
     typename Slots<WIDTH>::Count batch = 0;
     const auto renew = [&] { (in.renew(line.zero()), ...); };
     const auto each = [&](auto see) {

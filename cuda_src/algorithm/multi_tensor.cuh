@@ -34,6 +34,7 @@ struct BlockChunk {
     int tensor;
     i64 first, end, n;
 
+    // Chunk `chunk` of the list: elements [first, end) of tensor `tensor`, which has n elements.
     template <int CAPACITY>
     __device__ BlockChunk(const TensorSizes<CAPACITY>& sizes, int n_tensors,
                           u32 chunk = blockIdx.x) {
@@ -56,6 +57,8 @@ __device__ __forceinline__ E* array_of(const Pointers<POINTERS>& arrays,
 // gridDim.x-th chunk. BATCHES: by reduce::visit_batches.
 template <class E, int CHUNK_NBYTES, int THREADS, int UNROLL, bool BATCHES = false, int CAPACITY,
           class Visit>
+// visit(vector) or visit(element) for all elements of all tensors. A block has every gridDim.x-th
+// chunk of CHUNK_NBYTES; elements outside aligned vectors go with a tensor's first chunk.
 __device__ __forceinline__ void visit_tensors(const Pointers<CAPACITY>& arrays,
                                               const TensorSizes<CAPACITY>& sizes, Visit& visit) {
     constexpr i64 VECS = CHUNK_NBYTES / 16;

@@ -66,6 +66,7 @@ struct Copy {
     __device__ bool may_have_vecs_at(int first) const {
         return parameter_update::may_have_vecs_at<WIDTH>(to, first);
     }
+    // to[i + k] = w[k] rounded to float16 or bfloat16, k < N.
     template <class A, int N>
     __device__ __forceinline__ void store(i64 i, const A (&w)[N]) const {
         if (is_bfloat16)
@@ -94,6 +95,7 @@ struct RandomRounding {
     u64 seed, step;
     bool is_on;
 
+    // to[i + k] = x[k] rounded at random by word i + k of Philox; four words are one draw.
     template <int N>
     __device__ __forceinline__ void store(__nv_bfloat16* to, i64 i, const float (&x)[N]) const {
         const philox::RandomSequence words{philox::Seed{seed}, step};
@@ -116,6 +118,8 @@ struct RandomRounding {
     }
 
   private:
+    // Bits of the bfloat16 below x in magnitude, or of the next one with a probability that is x's
+    // distance from the lower one: 16 random bits are added to the 16 bits that are cut off.
     static __device__ __forceinline__ u16 at_random(float x, u32 word) {
         const u32 bits = __float_as_uint(x);
         if ((bits & 0x7F800000u) == 0x7F800000u)  // NaN and infinity stay what they are
@@ -143,7 +147,7 @@ struct Numbers {
     double rate, loss_scale, norm, max_norm;
     bool update;
 
-    __device__ bool can_be_made() const { return update && step::can_be_made(rate, loss_scale); }
+    __device__ bool allows_step() const { return update && step::allows_step(rate, loss_scale); }
     __device__ double gradient_divisor() const {
         return step::gradient_divisor(loss_scale, norm, max_norm);
     }
@@ -222,11 +226,13 @@ struct Descent {
     };
 
     __device__ int head() const { return vec::elements_to_16(w); }
+    // True if all arrays may be accessed in vectors from element `first` on.
     __device__ bool has_vecs_at(int first) const {
         constexpr int WIDTH = vec::WIDTH<W>;
         return all_may_have_vecs_at<WIDTH>(first, w, g, new_w, new_g) &&
                copy.may_have_vecs_at<WIDTH>(first);
     }
+    // Loads N weights and gradients from element i on.
     template <int N>
     __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
         parameter_update::load(loaded.w, w, i);
@@ -245,9 +251,9 @@ struct Descent {
 __device__ __forceinline__ void count(const either::Either<1>& rate, const either::Either<1>& step,
                                       const either::Either<1>& loss_scale,
                                       const either::Either<1>& update, i64* new_step) {
-    const bool made = step::can_be_made(either::as_double(rate), either::as_double(loss_scale));
+    const bool applies = step::allows_step(either::as_double(rate), either::as_double(loss_scale));
     const u64 now = static_cast<u64>(either::as_i64(step));
-    *new_step = static_cast<i64>(now + (made && either::as_i64(update) != 0));
+    *new_step = static_cast<i64>(now + (applies && either::as_i64(update) != 0));
 }
 
 }  // namespace cto::parameter_update

@@ -32,7 +32,7 @@ __device__ __forceinline__ A sum_lanes(A value, u32 lanes) {
 template <class A, int THREADS>
 struct BlockScratch {
     static constexpr int threads = THREADS, warps = THREADS / WARP;
-    alignas(16) A of_warp[warps];
+    alignas(16) A per_warp[warps];
 };
 
 // The sum over a block, for each of its threads.
@@ -40,11 +40,11 @@ template <class A, int THREADS>
 __device__ __forceinline__ A sum_block(A value, BlockScratch<A, THREADS>& scratch) {
     value = sum_lanes(value, WARP);
     __syncthreads();  // all threads have read the sum of the call before
-    if (threadIdx.x % WARP == 0) scratch.of_warp[threadIdx.x / WARP] = value;
+    if (threadIdx.x % WARP == 0) scratch.per_warp[threadIdx.x / WARP] = value;
     __syncthreads();
-    A sum = scratch.of_warp[0];
+    A sum = scratch.per_warp[0];
 #pragma unroll
-    for (int warp = 1; warp < scratch.warps; ++warp) sum += scratch.of_warp[warp];
+    for (int warp = 1; warp < scratch.warps; ++warp) sum += scratch.per_warp[warp];
     return sum;
 }
 
@@ -96,6 +96,8 @@ struct Range {
     i64 n, n_vecs;
     int head;
 
+    // The n elements at `from`: `head` elements before the first multiple of 16 bytes, n_vecs
+    // vectors, and the rest.
     __device__ Range(const E* from, i64 n) : from(from), n(n) {
         const int before = vec::elements_to_16(from);
         head = before < n ? before : static_cast<int>(n);
@@ -111,6 +113,7 @@ struct Span {
     const V* from;
     u32 n;
 
+    // At most `span` vectors of a range, from vector `first` on.
     template <class E>
     __device__ __forceinline__ Span(const Range<E, V>& range, i64 first, i64 span)
         : from(reinterpret_cast<const V*>(range.from + range.head) + first) {
@@ -177,6 +180,7 @@ template <class E>
 struct Sum {
     Acc<E> sum = 0;
 
+    // sum += x[0] + ... + x[N - 1].
     template <int N>
     __device__ __forceinline__ void operator()(const Vec<E, N>& x) {
 #pragma unroll

@@ -22,6 +22,7 @@ struct LineWriter : Writer<E> {
 
     __device__ __forceinline__ LineWriter(const Line<WIDTH, DEPTH>& line, E* array)
         : Writer<E>{array}, slots(line, array) {}
+    // Writes the values of slot u of a batch.
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
                                           const Acc<E> (&values)[WIDTH]) const {

@@ -3,8 +3,8 @@
 //
 // Each operator has seven kernels. A channel that fits into a block is read once:
 //     __channels                 into registers
-//     __held_channels            into shared memory, in slots of 16 bytes
-//     __narrow_held_channels     the same, in slots of 8 bytes
+//     __staged_channels            into shared memory, in slots of 16 bytes
+//     __narrow_staged_channels     the same, in slots of 8 bytes
 // Other channels are shared by several blocks, and read a second time from the L2 cache (schedule.cuh):
 //     __channel_parts            by vectors
 //     __single_channel_parts     by elements
@@ -13,19 +13,19 @@
 // __transpose is for gradients where dY and X have different layouts.
 #include "algorithm/transpose.cuh"
 #include "batch_norm/columns.cuh"
-#include "batch_norm/held.cuh"
-#include "batch_norm/kept.cuh"
 #include "batch_norm/operators.cuh"
+#include "batch_norm/own_parts.cuh"
 #include "batch_norm/pieces.cuh"
 #include "batch_norm/schedule.cuh"
+#include "batch_norm/staged_tiles.cuh"
 #include "batch_norm/sums.cuh"
 
 namespace cto {
 
 using namespace batch_norm::coefficients;
 using namespace batch_norm::columns;
-using namespace batch_norm::held;
-using namespace batch_norm::kept;
+using namespace batch_norm::staged_tiles;
+using namespace batch_norm::own_parts;
 using namespace batch_norm::operators;
 using namespace batch_norm::pieces;
 using namespace batch_norm::schedule;
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__co
 
 // y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A channel is
 // `columns.length` columns of a matrix of 2-byte elements; rows go through shared memory (Ring), where
-// the last ones stay for the second pass: by_kept_parts.
+// the last ones stay for the second pass: by_own_parts.
 extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     batch_norm_internal__column_rings(const T* x, void* scale, void* bias, void* input_mean,
                                       void* input_var, T* y, void* running_mean, void* running_var,
@@ -111,41 +111,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     if constexpr (sizeof(T) == 2) {
         const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                       running_var, saved_mean, saved_inv_std, half, rule);
-        by_kept_parts(op,
-                      InColumns<Normalization, true>{op, columns, ring, async_copy::place_of(ring)},
-                      schedule, {partials, coefficients, {counters}}, before);
+        by_own_parts(op,
+                     InColumns<Normalization, true>{op, columns, ring, async_copy::place_of(ring)},
+                     schedule, {partials, coefficients, {counters}}, before);
     }
 }
 
 // y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A block copies channels
 // to shared memory, in slots of 16 bytes, and reads them there: in_shared.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
-    batch_norm_internal__held_channels(const T* x, void* scale, void* bias, void* input_mean,
-                                       void* input_var, T* y, void* running_mean, void* running_var,
-                                       void* saved_mean, void* saved_inv_std,
-                                       const __grid_constant__ Halves half,
-                                       const __grid_constant__ Rule rule,
-                                       const __grid_constant__ Held held) {
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
+    batch_norm_internal__staged_channels(const T* x, void* scale, void* bias, void* input_mean,
+                                         void* input_var, T* y, void* running_mean,
+                                         void* running_var, void* saved_mean, void* saved_inv_std,
+                                         const __grid_constant__ Halves half,
+                                         const __grid_constant__ Rule rule,
+                                         const __grid_constant__ StagedTiles tiles) {
     extern __shared__ __align__(16) u8 shared[];
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule);
-    in_shared<vec::WIDTH<T>>(op, held, shared);
+    in_shared<vec::WIDTH<T>>(op, tiles, shared);
 }
 
 // y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A block copies channels
 // to shared memory, in slots of 8 bytes, and reads them there: in_shared.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
-    batch_norm_internal__narrow_held_channels(const T* x, void* scale, void* bias, void* input_mean,
-                                              void* input_var, T* y, void* running_mean,
-                                              void* running_var, void* saved_mean,
-                                              void* saved_inv_std,
-                                              const __grid_constant__ Halves half,
-                                              const __grid_constant__ Rule rule,
-                                              const __grid_constant__ Held held) {
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
+    batch_norm_internal__narrow_staged_channels(const T* x, void* scale, void* bias,
+                                                void* input_mean, void* input_var, T* y,
+                                                void* running_mean, void* running_var,
+                                                void* saved_mean, void* saved_inv_std,
+                                                const __grid_constant__ Halves half,
+                                                const __grid_constant__ Rule rule,
+                                                const __grid_constant__ StagedTiles tiles) {
     extern __shared__ __align__(16) u8 shared[];
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule);
-    in_shared<vec::WIDTH<T> / 2>(op, held, shared);
+    in_shared<vec::WIDTH<T> / 2>(op, tiles, shared);
 }
 
 // dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 // dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
 // scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A channel is
 // `columns.length` columns of a matrix of 2-byte elements; rows go through shared memory (Ring), where
-// the last ones stay for the second pass: by_kept_parts.
+// the last ones stay for the second pass: by_own_parts.
 extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     batch_normalization_grad__column_rings(const T* dy, const T* x, void* scale, void* saved_mean,
                                            void* saved_inv_std, T* dx, void* scale_grad,
@@ -223,38 +223,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     if constexpr (sizeof(T) == 2) {
         const auto op =
             gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-        by_kept_parts(op, InColumns<Gradient, true>{op, columns, ring, async_copy::place_of(ring)},
-                      schedule, {partials, coefficients, {counters}}, before);
+        by_own_parts(op, InColumns<Gradient, true>{op, columns, ring, async_copy::place_of(ring)},
+                     schedule, {partials, coefficients, {counters}}, before);
     }
 }
 
 // dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
 // scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A block copies channels to
 // shared memory, in slots of 16 bytes, and reads them there: in_shared.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
-    batch_normalization_grad__held_channels(const T* dy, const T* x, void* scale, void* saved_mean,
-                                            void* saved_inv_std, T* dx, void* scale_grad,
-                                            void* bias_grad, const __grid_constant__ Halves half,
-                                            i64 n, const __grid_constant__ Held held) {
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
+    batch_normalization_grad__staged_channels(const T* dy, const T* x, void* scale,
+                                              void* saved_mean, void* saved_inv_std, T* dx,
+                                              void* scale_grad, void* bias_grad,
+                                              const __grid_constant__ Halves half, i64 n,
+                                              const __grid_constant__ StagedTiles tiles) {
     extern __shared__ __align__(16) u8 shared[];
     const auto op =
         gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-    in_shared<vec::WIDTH<T>>(op, held, shared);
+    in_shared<vec::WIDTH<T>>(op, tiles, shared);
 }
 
 // dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
 // scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A block copies channels to
 // shared memory, in slots of 8 bytes, and reads them there: in_shared.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
-    batch_normalization_grad__narrow_held_channels(const T* dy, const T* x, void* scale,
-                                                   void* saved_mean, void* saved_inv_std, T* dx,
-                                                   void* scale_grad, void* bias_grad,
-                                                   const __grid_constant__ Halves half, i64 n,
-                                                   const __grid_constant__ Held held) {
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
+    batch_normalization_grad__narrow_staged_channels(const T* dy, const T* x, void* scale,
+                                                     void* saved_mean, void* saved_inv_std, T* dx,
+                                                     void* scale_grad, void* bias_grad,
+                                                     const __grid_constant__ Halves half, i64 n,
+                                                     const __grid_constant__ StagedTiles tiles) {
     extern __shared__ __align__(16) u8 shared[];
     const auto op =
         gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-    in_shared<vec::WIDTH<T> / 2>(op, held, shared);
+    in_shared<vec::WIDTH<T> / 2>(op, tiles, shared);
 }
 
 // to[n][j][i] = from[n][i][j], i < height, j < width: changes dY to the layout of X where the two

@@ -51,12 +51,12 @@ using OpCoefficients = Coefficients<typename Op::A>;
 
 // The result of element i of the thread's slot u: Op::map of that element of each input array.
 template <class Op, class Rows>
-__device__ typename Op::A map_element(const OpCoefficients<Op>& of, const Rows& rows, int u,
+__device__ typename Op::A map_element(const OpCoefficients<Op>& coefs, const Rows& rows, int u,
                                       int i) {
     if constexpr (Op::READ == 1)
-        return Op::map(of, rows.at(0, u, i));
+        return Op::map(coefs, rows.at(0, u, i));
     else
-        return Op::map(of, rows.at(0, u, i), rows.at(1, u, i));
+        return Op::map(coefs, rows.at(0, u, i), rows.at(1, u, i));
 }
 
 }  // namespace cto::batch_norm::coefficients

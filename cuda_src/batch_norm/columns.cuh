@@ -27,9 +27,9 @@ struct Place {
     __device__ Place(const Columns& columns, u32 tile, u32 part) {
         x = threadIdx.x % columns.width, y = threadIdx.x / columns.width;
         height = blockDim.x / columns.width;
-        const i64 channel = static_cast<i64>(tile) * columns.channels;
+        const i64 channel = static_cast<i64>(tile) * columns.tile_channels;
         const i64 rest = columns.n_channels - channel;
-        n_channels = rest < columns.channels ? static_cast<u32>(rest) : columns.channels;
+        n_channels = rest < columns.tile_channels ? static_cast<u32>(rest) : columns.tile_channels;
         n_columns = n_channels * columns.length;
         first = channel * columns.length;
         const bool inside = y < height && x * W < n_columns;
@@ -86,7 +86,7 @@ constexpr int ROWS = WIDTH<Op> > 4 && (Op::READ == 1 || HAS_FEW_REGISTERS) ? 6 :
 template <class Op>
 using ColumnRows = Rows<typename Op::T, WIDTH<Op>, Op::READ, ROWS<Op> / Op::READ>;
 
-// The `Walk` of by_schedule and by_kept_parts for channels in columns: a tile is some channels, a
+// The `Walk` of by_schedule and by_own_parts for channels in columns: a tile is some channels, a
 // part some of the rows. RINGS: rows go through shared memory (Ring); slots are aligned then.
 template <class Op, bool RINGS>
 struct InColumns {
@@ -104,7 +104,7 @@ struct InColumns {
     __device__ i64 n_channels() const { return columns.n_channels; }
     __device__ i64 length() const { return columns.length; }
     __device__ i64 first_channel(u32 tile) const {
-        return static_cast<i64>(tile) * columns.channels;
+        return static_cast<i64>(tile) * columns.tile_channels;
     }
     __device__ u32 channels(u32 tile) const { return Place<COLUMNS>(columns, tile, 0).n_channels; }
     // use(rows, element, pitch) for the thread's rows, some at a time. In the second pass (LAST)
@@ -180,64 +180,68 @@ struct InColumns {
                                  shared});
         if (at.y > 0) return;
         at.each_channel(columns, [&](u32 i, u32 channel, bool leads) {
-            if (leads) sums.of(i).store(partials + channel, at.n_channels);
+            if (leads) sums.column(i).store(partials + channel, at.n_channels);
         });
     }
-    // Writes the results of the part. of_channel(channel) returns coefficients, once wait() has
+    // Writes the results of the part. load_coefs(channel) returns coefficients, once wait() has
     // returned.
-    template <class Wait, class OfChannel>
+    template <class Wait, class LoadCoefs>
     __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
-                          const OfChannel& of_channel) const {
+                          const LoadCoefs& load_coefs) const {
         const Place<COLUMNS> at(columns, tile, part);
-        OpCoefficients<Op> of[COLUMNS];
+        OpCoefficients<Op> coefs[COLUMNS];
         wait();
-        fetch(of, at, tile, shared, of_channel);
+        fetch(coefs, at, tile, shared, load_coefs);
         visit<true>(at, [&](const auto& some, i64 element, i64 pitch) {
-            write_rows(of, some, element, pitch, columns.aligned);
+            write_rows(coefs, some, element, pitch, columns.aligned);
         });
     }
     // The same by a Ring. kept: the last rows are still in shared memory, as this is the part that
     // the block summed last.
-    template <class Wait, class OfChannel>
-    __device__ void apply(u32 tile, u32 part, bool kept, A* shared, const Wait& wait,
-                          const OfChannel& of_channel) const {
+    template <class Wait, class LoadCoefs>
+    __device__ void apply(u32 tile, u32 part, bool resident, A* shared, const Wait& wait,
+                          const LoadCoefs& load_coefs) const {
         const Place<COLUMNS> at(columns, tile, part);
-        const i32 n = at.n_rows, gone = kept ? Ring<Op, true>::count_gone(n, columns.ring) : n;
-        auto rows = ring_of<true>(at, 0, gone);
-        if (kept)
-            rows.begin_with_kept(at.element(columns) + gone * pitch_of(at), gone, n - gone);
+        const i32 n = at.n_rows,
+                  overwritten =
+                      resident ? Ring<Op, true>::count_overwritten(n, columns.ring_groups) : n;
+        auto rows = ring_of<true>(at, 0, overwritten);
+        if (resident)
+            rows.begin_with_resident(at.element(columns) + overwritten * pitch_of(at), overwritten,
+                                     n - overwritten);
         else
             rows.begin();
-        OpCoefficients<Op> of[COLUMNS];
+        OpCoefficients<Op> coefs[COLUMNS];
         wait();
-        fetch(of, at, tile, shared, of_channel);
+        fetch(coefs, at, tile, shared, load_coefs);
         rows.go_on([&](const auto& some, i64 element, i64 pitch, auto) {
-            write_rows(of, some, element, pitch, true);
+            write_rows(coefs, some, element, pitch, true);
         });
     }
-    // of[i] = coefficients of the thread's column i. Thread c loads those of channel c of the tile, and
+    // coefs[i] = coefficients of the thread's column i. Thread c loads those of channel c of the tile, and
     // passes them on in shared memory.
-    template <class OfChannel>
-    __device__ void fetch(OpCoefficients<Op> (&of)[COLUMNS], const Place<COLUMNS>& at, u32 tile,
-                          A* shared, const OfChannel& of_channel) const {
+    template <class LoadCoefs>
+    __device__ void fetch(OpCoefficients<Op> (&coefs)[COLUMNS], const Place<COLUMNS>& at, u32 tile,
+                          A* shared, const LoadCoefs& load_coefs) const {
         if (threadIdx.x < at.n_channels)
-            of_channel(first_channel(tile) + threadIdx.x)
+            load_coefs(first_channel(tile) + threadIdx.x)
                 .store(shared + COEFFICIENTS * threadIdx.x);
         __syncthreads();
         at.each_channel(columns, [&](u32 i, u32 channel, bool) {
-            of[i] = Op::fold(
+            coefs[i] = Op::fold(
                 OpCoefficients<Op>::template load<Memory::shared>(shared + COEFFICIENTS * channel));
         });
     }
+    // Writes the results of rows in registers, `pitch` elements apart, from `element` on.
     template <class SomeRows>
-    __device__ void write_rows(const OpCoefficients<Op> (&of)[COLUMNS], const SomeRows& rows,
+    __device__ void write_rows(const OpCoefficients<Op> (&coefs)[COLUMNS], const SomeRows& rows,
                                i64 element, i64 pitch, bool aligned) const {
 #pragma unroll
         for (int u = 0; u < SomeRows::DEPTH; ++u) {
             if (u >= rows.n) continue;
             A values[COLUMNS];
 #pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) values[i] = map_element<Op>(of[i], rows, u, i);
+            for (int i = 0; i < COLUMNS; ++i) values[i] = map_element<Op>(coefs[i], rows, u, i);
             store_slot<T>(op.result + element + u * pitch, rows.n_columns, aligned, values);
         }
     }

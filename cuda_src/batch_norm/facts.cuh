@@ -6,39 +6,39 @@
 
 namespace cto::facts::batch_norm {
 
-// Of a block, where several share channels
+// Threads of a block, at most; those of staged channels have STAGED_THREADS
 constexpr int THREADS = 256;
-// That a thread holds of a channel, of all arrays that are read
+// Bytes of a channel in a thread's registers, of all input arrays together
 constexpr int CHANNEL_NBYTES = 128;
-// That it holds where a slot is one element
+// Elements that a thread has in registers, where it loads them one by one
 constexpr int SINGLE_SLOTS = 16;
-// Of a thread; a vector has no more, as plans know
+// Neighbouring columns of a thread, at most: a vector of the narrowest type
 constexpr int MAX_COLUMNS = 8;
-// Of rows that are copied to shared memory at a time
+// Groups of rows that a thread copies to shared memory ahead of their use
 constexpr int RING_GROUPS = 4;
-// With such rows that share a multiprocessor
+// Blocks of a multiprocessor, in kernels with a ring of rows in shared memory
 constexpr int RING_BLOCKS = 2;
-// Of a thread in a group, of all arrays that are read
+// Rows of a group, counted over all input arrays: 4 of one, or 2 of each of two
 constexpr int RING_ROWS = 4;
-// Of a block that holds channels in shared memory, at most
-constexpr int HELD_THREADS = 512;
-// Of all arrays that are read, that such a thread uses at a time
-constexpr int HELD_ROWS = 4;
-// Of copies, the first of which are used while the last are on their way
+// Threads of a block whose channels fit into shared memory, at most
+constexpr int STAGED_THREADS = 512;
+// Rows that such a thread loads together, counted over all input arrays
+constexpr int STAGED_ROWS = 4;
+// Groups of asynchronous copies: the first are used while the last are under way
 constexpr int MOST_GROUPS = 4;
 constexpr int MOMENTS = 3;
 constexpr int SLOPES = 2;
-// Of a channel
+// Numbers from which the results of a channel are computed
 constexpr int COEFFICIENTS = 4;
 
-// Flags: scale, bias and their gradients, and statistics, have X's half type.
+// Flags: scale, bias and their gradients, or statistics, have the 2-byte type of X.
 struct Halves {
     bool scale;
     bool statistics;
 };
 static_assert(sizeof(Halves) == 2);
 
-// rest: 1 - momentum.
+// Attributes of BatchNormInternal. rest: 1 - momentum.
 struct Rule {
     double epsilon;
     double momentum;
@@ -47,10 +47,11 @@ struct Rule {
 };
 static_assert(sizeof(Rule) == 32);
 
-// A channel in pieces of neighbouring elements: `slots` of a piece, `n_slots` of the channel, `span`
-// of a part, below 2^31. From a slot of a thread to its next, which is blockDim.x slots on, there
-// are `slots_on` slots of the piece and `elements_on` elements of the array; `wrap` elements more
-// where it is past the end of the piece.
+// An array (outer, n_channels, length): a channel is `outer` pieces of `length` neighbouring
+// elements, in slots of one vector or one element. A piece has `slots` of them, a channel `n_slots`,
+// a block's part of the channel `span`, below 2^31. A thread has every blockDim.x-th slot: to go on
+// to its next, it adds `slots_on` to the slot's number in the piece and `elements_on` to the index
+// in the array; past the end of the piece also -slots, and `wrap`.
 struct Pieces {
     Divisor slots;
     long long n_channels;
@@ -63,52 +64,56 @@ struct Pieces {
 };
 static_assert(sizeof(Pieces) == 80);
 
-// A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows.
-// Parts take turns at the rows of a block, in so many `turns`, below 2^31. `aligned`: each slot lies
-// at a multiple of 16 bytes, in all arrays. By way of shared memory a thread has room for `ring`
-// groups of rows there, RING_GROUPS or more. The L2 cache is to keep the last `cached` rows of a
-// thread, of those that are not there.
+// An array as a matrix of n_rows rows, in which a channel is `length` neighbouring columns. A tile
+// is `tile_channels` channels, each row of it shared by `width` threads; its rows are divided among
+// `n_parts` parts, each for a block, in which a thread has up to `turns` rows, below 2^31.
+// `aligned`: each thread's columns begin at a multiple of 16 bytes, in every row and array.
+// `ring_groups`: groups of rows that shared memory has room for, at least RING_GROUPS; 0 without
+// shared memory. `cached`: a thread's last rows, of those that are not in shared memory, which the
+// L2 cache shall keep for the second pass.
 struct Columns {
     long long n_rows;
     long long n_channels;
     long long n_parts;
     long long turns;
     unsigned int length;
-    unsigned int channels;
+    unsigned int tile_channels;
     unsigned int width;
-    unsigned int ring;
+    unsigned int ring_groups;
     int cached;
     bool aligned;
 };
 static_assert(sizeof(Columns) == 56);
 
-// Channels in `length` columns that blocks hold, each some of `n_tiles` tiles of so many `channels`.
-// `width` threads share a row; a thread has `depth` rows of a tile in shared memory. They are copied
-// in groups of so many rows, `groups_of_tile` one after the other, to a `ring` of rows that has room
-// for `groups_of_ring`; there a tile begins `step` rows after the one before.
-struct Held {
+// A matrix as in Columns, in tiles of `tile_channels` channels that fit into the shared memory of a
+// block: `staged_rows` rows of each thread, where it has more the others are read twice. They are
+// copied in `tile_groups` groups of `group_rows` rows, to a ring of `ring_rows` rows, which has room
+// for `ring_groups` groups; a tile begins `ring_step` rows after the one before.
+struct StagedTiles {
     long long n_channels;
     unsigned int n_rows;
     unsigned int n_tiles;
     unsigned int length;
-    unsigned int channels;
+    unsigned int tile_channels;
     unsigned int width;
-    int depth;
-    int of_group;
-    int groups_of_tile;
-    int groups_of_ring;
-    int ring;
-    int step;
+    int staged_rows;
+    int group_rows;
+    int tile_groups;
+    int ring_groups;
+    int ring_rows;
+    int ring_step;
 };
-static_assert(sizeof(Held) == 56);
+static_assert(sizeof(StagedTiles) == 56);
 
-// Tiles from the first one on; `n_items` of one pass, `n_parts` of each tile, whose sums are put
-// together in groups of so many; `lag` is from n_parts - 1 to n_items; which passes there are.
+// Work of a launch: n_items parts of tiles, from tile first_tile on, `n_parts` of each tile. Their
+// sums are added up in groups of `group_parts` parts, then the groups (1: no groups). Item i is
+// applied after item i + `lag` is summed, n_parts - 1 <= lag <= n_items; batch_norm/schedule.cuh has
+// an example. `sums`, `applies`: the launch has the first pass, the second pass.
 struct Schedule {
     unsigned int first_tile;
     unsigned int n_items;
     unsigned int n_parts;
-    unsigned int of_group;
+    unsigned int group_parts;
     unsigned int lag;
     bool sums;
     bool applies;
@@ -135,27 +140,27 @@ static_assert(offsetof(Columns, n_channels) == 8);
 static_assert(offsetof(Columns, n_parts) == 16);
 static_assert(offsetof(Columns, turns) == 24);
 static_assert(offsetof(Columns, length) == 32);
-static_assert(offsetof(Columns, channels) == 36);
+static_assert(offsetof(Columns, tile_channels) == 36);
 static_assert(offsetof(Columns, width) == 40);
-static_assert(offsetof(Columns, ring) == 44);
+static_assert(offsetof(Columns, ring_groups) == 44);
 static_assert(offsetof(Columns, cached) == 48);
 static_assert(offsetof(Columns, aligned) == 52);
-static_assert(offsetof(Held, n_channels) == 0);
-static_assert(offsetof(Held, n_rows) == 8);
-static_assert(offsetof(Held, n_tiles) == 12);
-static_assert(offsetof(Held, length) == 16);
-static_assert(offsetof(Held, channels) == 20);
-static_assert(offsetof(Held, width) == 24);
-static_assert(offsetof(Held, depth) == 28);
-static_assert(offsetof(Held, of_group) == 32);
-static_assert(offsetof(Held, groups_of_tile) == 36);
-static_assert(offsetof(Held, groups_of_ring) == 40);
-static_assert(offsetof(Held, ring) == 44);
-static_assert(offsetof(Held, step) == 48);
+static_assert(offsetof(StagedTiles, n_channels) == 0);
+static_assert(offsetof(StagedTiles, n_rows) == 8);
+static_assert(offsetof(StagedTiles, n_tiles) == 12);
+static_assert(offsetof(StagedTiles, length) == 16);
+static_assert(offsetof(StagedTiles, tile_channels) == 20);
+static_assert(offsetof(StagedTiles, width) == 24);
+static_assert(offsetof(StagedTiles, staged_rows) == 28);
+static_assert(offsetof(StagedTiles, group_rows) == 32);
+static_assert(offsetof(StagedTiles, tile_groups) == 36);
+static_assert(offsetof(StagedTiles, ring_groups) == 40);
+static_assert(offsetof(StagedTiles, ring_rows) == 44);
+static_assert(offsetof(StagedTiles, ring_step) == 48);
 static_assert(offsetof(Schedule, first_tile) == 0);
 static_assert(offsetof(Schedule, n_items) == 4);
 static_assert(offsetof(Schedule, n_parts) == 8);
-static_assert(offsetof(Schedule, of_group) == 12);
+static_assert(offsetof(Schedule, group_parts) == 12);
 static_assert(offsetof(Schedule, lag) == 16);
 static_assert(offsetof(Schedule, sums) == 20);
 static_assert(offsetof(Schedule, applies) == 21);

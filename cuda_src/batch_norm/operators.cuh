@@ -54,6 +54,7 @@ struct Normalization {
     ByChannel running_mean, running_var, saved_mean, saved_inv_std;
     const Rule& rule;
 
+    // The channel's first element, 0 if there is none or it is not finite.
     __device__ A reference(i64 channel, i64 length, i64 n) const {
         const A first = n > 0 ? to_acc(arrays[0][channel * length]) : A(0);
         return isfinite(first) ? first : A(0);
@@ -61,41 +62,45 @@ struct Normalization {
     __device__ ChannelInputs<A> channel_inputs(i64 channel) const {
         return {scale[channel], bias[channel]};
     }
-    __device__ Coefficients<A> of_variance(const ChannelInputs<A>& inputs, A reference, A offset,
-                                           A variance) const {
+    // Coefficients of y = (x - reference - offset) scale inv_std + bias, mean = reference + offset.
+    __device__ Coefficients<A> from_variance(const ChannelInputs<A>& inputs, A reference, A offset,
+                                             A variance) const {
         return {reference, offset, inputs.first * inv_std(rule, variance), inputs.second};
     }
-    __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Moments<A>& of,
+    // Coefficients of the channel's own mean and variance.
+    __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Moments<A>& sums,
                                             A reference) const {
-        return of_variance(inputs, reference, of.mean(), quotient_or_0(of.squares[0], of.n));
+        return from_variance(inputs, reference, sums.mean(),
+                             quotient_or_0(sums.squares[0], sums.n));
     }
     // Coefficients from input_mean and input_var, where the channel's own statistics are not used.
     __device__ Coefficients<A> without_sums(i64 channel) const {
-        return of_variance(channel_inputs(channel), input_mean[channel], 0, input_var[channel]);
+        return from_variance(channel_inputs(channel), input_mean[channel], 0, input_var[channel]);
     }
     // x - reference - offset in one subtraction for 2-byte types, whose spacing is wider than the
     // rounding error of float32.
-    static __device__ Coefficients<A> fold(Coefficients<A> of) {
-        if (sizeof(T) == 2) of.reference += of.offset, of.offset = A(0);
-        return of;
+    static __device__ Coefficients<A> fold(Coefficients<A> coefs) {
+        if (sizeof(T) == 2) coefs.reference += coefs.offset, coefs.offset = A(0);
+        return coefs;
     }
     // Stores the channel's mean and inv_std, and the running mean and variance; if `unbiased`, the
     // latter from squares / (n - 1).
-    __device__ void write(i64 channel, const Moments<A>& of, A reference) const {
-        const A mean = reference + of.mean(), variance = quotient_or_0(of.squares[0], of.n);
-        const A corrected = rule.unbiased && of.n > 1 ? of.squares[0] / (of.n - 1) : variance;
+    __device__ void write(i64 channel, const Moments<A>& sums, A reference) const {
+        const A mean = reference + sums.mean(), variance = quotient_or_0(sums.squares[0], sums.n);
+        const A corrected = rule.unbiased && sums.n > 1 ? sums.squares[0] / (sums.n - 1) : variance;
         saved_mean.store(channel, mean);
         saved_inv_std.store(channel, inv_std(rule, variance));
-        running_mean.store(channel, running(input_mean[channel], mean, of.n));
-        running_var.store(channel, running(input_var[channel], corrected, of.n));
+        running_mean.store(channel, running(input_mean[channel], mean, sums.n));
+        running_var.store(channel, running(input_var[channel], corrected, sums.n));
     }
     // momentum * before + rest * now, or `before` of a channel without elements.
     __device__ A running(A before, A now, A n) const {
         const A momentum = static_cast<A>(rule.momentum), rest = static_cast<A>(rule.rest);
         return n > 0 ? momentum * before + rest * now : before;
     }
-    static __device__ A map(const Coefficients<A>& of, A x) {
-        return (x - of.reference - of.offset) * of.factor + of.term;
+    // y of one element x.
+    static __device__ A map(const Coefficients<A>& coefs, A x) {
+        return (x - coefs.reference - coefs.offset) * coefs.factor + coefs.term;
     }
 };
 
@@ -116,21 +121,24 @@ struct Gradient {
     __device__ ChannelInputs<A> channel_inputs(i64 channel) const {
         return {scale[channel], inv_std[channel]};
     }
-    __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Slopes<A>& of,
+    // Coefficients of dX = ((dY - sum / n) - (X - mean) slope) scale inv_std, slope = inv_std^2
+    // product / n.
+    __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Slopes<A>& sums,
                                             A reference) const {
         const A inverse = inputs.second, count = static_cast<A>(n);
-        const A slope = inverse * (of.product[0] * inverse / count);
-        return {reference, of.sum[0] / count, inputs.first * inverse, slope};
+        const A slope = inverse * (sums.product[0] * inverse / count);
+        return {reference, sums.sum[0] / count, inputs.first * inverse, slope};
     }
     __device__ Coefficients<A> without_sums(i64) const { return {}; }  // not called
-    static __device__ Coefficients<A> fold(const Coefficients<A>& of) { return of; }
+    static __device__ Coefficients<A> fold(const Coefficients<A>& coefs) { return coefs; }
     // scale_grad = sum of dy * (x - mean) * inv_std, bias_grad = sum of dy.
-    __device__ void write(i64 channel, const Slopes<A>& of, A) const {
-        scale_grad.store(channel, n > 0 ? of.product[0] * inv_std[channel] : A(0));
-        bias_grad.store(channel, of.sum[0]);
+    __device__ void write(i64 channel, const Slopes<A>& sums, A) const {
+        scale_grad.store(channel, n > 0 ? sums.product[0] * inv_std[channel] : A(0));
+        bias_grad.store(channel, sums.sum[0]);
     }
-    static __device__ A map(const Coefficients<A>& of, A x, A dy) {
-        return ((dy - of.offset) - (x - of.reference) * of.term) * of.factor;
+    // dX of one element.
+    static __device__ A map(const Coefficients<A>& coefs, A x, A dy) {
+        return ((dy - coefs.offset) - (x - coefs.reference) * coefs.term) * coefs.factor;
     }
 };
 

@@ -41,6 +41,7 @@ struct Cursor {
 #endif
         return same;
     }
+    // Goes on to the thread's next slot, blockDim.x slots later.
     __device__ void advance(const Pieces& pieces) {
         left -= static_cast<i32>(blockDim.x);
         slot += pieces.slots_on;
@@ -118,7 +119,7 @@ using PieceBatch = Batch<typename Op::T, W, Op::READ, DEPTH<Op, W>>;
 
 // Writes the results of a batch, which was loaded from `first` on.
 template <class Op, int W>
-__device__ void write_batch(const Op& op, const OpCoefficients<Op>& of,
+__device__ void write_batch(const Op& op, const OpCoefficients<Op>& coefs,
                             const PieceBatch<Op, W>& batch, const Cursor<W>& first,
                             const Pieces& pieces) {
     using T = typename Op::T;
@@ -127,7 +128,7 @@ __device__ void write_batch(const Op& op, const OpCoefficients<Op>& of,
     for (int u = 0; u < DEPTH<Op, W>; ++u) {
         typename Op::A values[W];
 #pragma unroll
-        for (int i = 0; i < W; ++i) values[i] = map_element<Op>(of, batch, u, i);
+        for (int i = 0; i < W; ++i) values[i] = map_element<Op>(coefs, batch, u, i);
         if (u < batch.n)
             vec::store_streaming(reinterpret_cast<Vec<T, W>*>(op.result + at.element),
                                  vec::from_acc<T>(values));
@@ -139,7 +140,7 @@ __device__ void write_batch(const Op& op, const OpCoefficients<Op>& of,
 template <int W, class Op>
 __device__ void in_registers(const Op& op, const Pieces& pieces) {
     using A = typename Op::A;
-    __shared__ A of_warp[2 * WARP];
+    __shared__ A warp_sums[2 * WARP];
     const i64 channel = blockIdx.x;
     const A references[1] = {op.reference(channel, pieces.length, pieces.n_slots)};
     Cursor<W> cursor(pieces, channel, 0);
@@ -149,7 +150,7 @@ __device__ void in_registers(const Op& op, const Pieces& pieces) {
     typename Op::template State<1> sums;
     sums.include(batch, static_cast<A>(batch.n * W), references);
     batch.renew();
-    sums.join(OverBlock<A>{of_warp});
+    sums.join(OverBlock<A>{warp_sums});
     if (threadIdx.x == 0) op.write(channel, sums, references[0]);
     if (op.result)
         write_batch<Op, W>(op, op.coefficients(op.channel_inputs(channel), sums, references[0]),
@@ -186,13 +187,13 @@ struct InPieces {
         sums.join(OverBlock<A>{shared});
         if (threadIdx.x == 0) sums.store(partials);
     }
-    // Writes the results of the part. of_channel(channel) returns coefficients, once wait() has
+    // Writes the results of the part. load_coefs(channel) returns coefficients, once wait() has
     // returned; the first elements are loaded before that.
-    template <class Wait, class OfChannel>
+    template <class Wait, class LoadCoefs>
     __device__ void apply(u32 tile, u32 part, A*, const Wait& wait,
-                          const OfChannel& of_channel) const {
+                          const LoadCoefs& load_coefs) const {
         Cursor<W> cursor(pieces, tile, part);
-        OpCoefficients<Op> of;
+        OpCoefficients<Op> coefs;
         PieceBatch<Op, W> batch;
         bool waits = true;
 #pragma unroll 1
@@ -201,10 +202,10 @@ struct InPieces {
             batch.template load<true>(cursor, pieces, op.arrays);
             if (waits) {
                 wait();
-                of = of_channel(tile);
+                coefs = load_coefs(tile);
                 waits = false;
             }
-            write_batch<Op, W>(op, of, batch, first, pieces);
+            write_batch<Op, W>(op, coefs, batch, first, pieces);
         } while (cursor.left > 0);
     }
 };

@@ -35,12 +35,12 @@ struct Rows {
                         load_slot<STREAMING>(arrays[a] + element + u * pitch, aligned);
             }
     }
-    // Loads the first n rows from shared memory, where slots are `apart` bytes apart.
-    __device__ void load_held(const u8* slots, u32 apart) {
+    // Loads the first n rows from shared memory, where slots are `pitch` bytes apart.
+    __device__ void load_shared(const u8* slots, u32 pitch) {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
-            for (int a = 0; a < READ; ++a, slots += apart) {
+            for (int a = 0; a < READ; ++a, slots += pitch) {
                 registers[a][u] = {};
                 if (u < n) registers[a][u] = *reinterpret_cast<const Slot*>(slots);
             }
@@ -86,7 +86,7 @@ template <class Op, bool LAST>
 struct Ring {
     using T = typename Op::T;
     static constexpr int READ = Op::READ, COLUMNS = WIDTH<Op>, DEPTH = RING_ROWS / READ;
-    static constexpr u32 NBYTES = COLUMNS * sizeof(T), APART = NBYTES * THREADS;
+    static constexpr u32 NBYTES = COLUMNS * sizeof(T), SLOT_PITCH = NBYTES * THREADS;
     static_assert(sizeof(T) > 2 || NBYTES == 16);
     using Register = Rows<T, COLUMNS, READ, DEPTH>;
 
@@ -99,8 +99,8 @@ struct Ring {
     i64 later, next;      // element of the next row to be copied, to be used; LAST: the end of it
     i32 n_later, n_next;  // rows from there on
     u32 copied = 0, used = 0;  // places in the ring of the next group to be copied, to be used
-    i64 kept = 0;              // element of the first row left in the ring by the first pass
-    i32 n_kept = 0;            // such rows; they are used before all others
+    i64 resident = 0;          // element of the first row left in the ring by the first pass
+    i32 n_resident = 0;        // such rows; they are used before all others
 
     // Row r < n begins at element + r * pitch of each array. LAST: `later` and `next` start at the
     // end of the last row.
@@ -110,7 +110,7 @@ struct Ring {
           own(memory + threadIdx.x * NBYTES),
           place(place + threadIdx.x * NBYTES),
           pitch(pitch),
-          size(columns.ring),
+          size(columns.ring_groups),
           cached(columns.cached),
           later(element + (LAST ? n * pitch : 0)),
           next(later),
@@ -118,13 +118,13 @@ struct Ring {
           n_next(n) {}
 
     // Rows of the next group, if `left` rows are left.
-    static __device__ i32 of_group(i32 left) { return left < DEPTH ? left : DEPTH; }
+    static __device__ i32 group_rows(i32 left) { return left < DEPTH ? left : DEPTH; }
     // After n rows went through a ring of `size` groups: how many, the first ones, were overwritten.
-    static __device__ i32 count_gone(i32 n, u32 size) {
+    static __device__ i32 count_overwritten(i32 n, u32 size) {
         const i32 over = (n + DEPTH - 1) / DEPTH - static_cast<i32>(size);
         return over > 0 ? over * DEPTH : 0;
     }
-    static constexpr u32 OF_GROUP = READ * DEPTH * APART;
+    static constexpr u32 GROUP_NBYTES = READ * DEPTH * SLOT_PITCH;
     // The place after `group` in the ring.
     __device__ u32 after(u32 group) const { return group + 1 < size ? group + 1 : 0; }
     // Begins to copy the next group to place `copied` of the ring. Without rows left it commits an
@@ -132,7 +132,7 @@ struct Ring {
     // rows.
     template <bool ALL>
     __device__ void copy_group() {
-        const i32 some = ALL ? DEPTH : of_group(n_later);
+        const i32 some = ALL ? DEPTH : group_rows(n_later);
         const i64 from = LAST ? later - some * pitch : later;
         // L2 is for rows that are read again soon; those that stay in the ring are not.
         const i32 before = n_later - static_cast<i32>(size) * DEPTH;
@@ -146,14 +146,14 @@ struct Ring {
         copied = after(copied);
     }
     // Begins to copy row u < some of array a from op.arrays[a] + from + u * pitch to
-    // place + copied * OF_GROUP + (u * READ + a) * APART.
+    // place + copied * GROUP_NBYTES + (u * READ + a) * SLOT_PITCH.
     template <bool ALL, bool STREAMING>
     __device__ __forceinline__ void copy_rows(i64 from, i32 some) {
-        async_copy::Place to = place + copied * OF_GROUP;
+        async_copy::Place to = place + copied * GROUP_NBYTES;
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
-            for (int a = 0; a < READ; ++a, to += APART)
+            for (int a = 0; a < READ; ++a, to += SLOT_PITCH)
                 if (ALL || u < some)
                     async_copy::copy_16<STREAMING>(to, op.arrays[a] + from + u * pitch);
     }
@@ -164,37 +164,37 @@ struct Ring {
     }
     // Instead of `begin`, in the second pass: the last n rows, from `element` on, are still in the
     // ring, and are used first. The `gone` rows before them were overwritten.
-    __device__ void begin_with_kept(i64 element, i32 gone, i32 n) {
-        kept = element, n_kept = n;
-        used = copied = gone / DEPTH % size;
+    __device__ void begin_with_resident(i64 element, i32 overwritten, i32 n) {
+        resident = element, n_resident = n;
+        used = copied = overwritten / DEPTH % size;
     }
     // use_group for all rows, after `begin`. Groups that may have fewer than DEPTH rows have code
     // of their own.
     template <class Use>
     __device__ void go_on(const Use& use) {
 #pragma unroll 1
-        while (n_kept > 0 || n_next > 0) {
+        while (n_resident > 0 || n_next > 0) {
             use_group<false>(use);
 #pragma unroll 1
-            while (n_kept <= 0 && n_later >= DEPTH) use_group<true>(use);
+            while (n_resident <= 0 && n_later >= DEPTH) use_group<true>(use);
         }
     }
     // Waits for the next group, loads it into registers, begins to copy one more, and calls
     // use(rows, element, pitch, Any), where row 0 of the group is at `element`.
     template <bool ALL, class Use>
     __device__ void use_group(const Use& use) {
-        const bool is_kept = !ALL && n_kept > 0;
+        const bool is_resident = !ALL && n_resident > 0;
         async_copy::wait<RING_GROUPS - 1>();
         Register rows;
         rows.n_columns = COLUMNS;
-        rows.n = ALL ? DEPTH : of_group(is_kept ? n_kept : n_next);
-        rows.load_held(own + used * OF_GROUP, APART);
+        rows.n = ALL ? DEPTH : group_rows(is_resident ? n_resident : n_next);
+        rows.load_shared(own + used * GROUP_NBYTES, SLOT_PITCH);
         used = after(used);
         copy_group<ALL>();
-        const i64 on = rows.n * pitch, element = is_kept ? kept : LAST ? next - on : next;
+        const i64 on = rows.n * pitch, element = is_resident ? resident : LAST ? next - on : next;
         use(rows, element, pitch, Any<!ALL>{});
-        if (is_kept)
-            kept += on, n_kept -= rows.n;
+        if (is_resident)
+            resident += on, n_resident -= rows.n;
         else
             next = LAST ? element : element + on, n_next -= rows.n;
     }

@@ -72,8 +72,8 @@ struct Counters {
     __device__ u32* applied(u32 tile) const { return &counters[2 + 2 * tile].value; }
 
     // Parts of a group that are summed.
-    __device__ Zeroed<u32>* grouped(const Item& item, u32 n_groups, u32 group,
-                                    const Schedule& schedule) const {
+    __device__ Zeroed<u32>* summed_in_group(const Item& item, u32 n_groups, u32 group,
+                                            const Schedule& schedule) const {
         const u32 n_tiles = schedule.n_items / schedule.n_parts;
         return counters + 1 + 2 * n_tiles + item.tile * n_groups + group;
     }
@@ -153,7 +153,7 @@ struct Finish {
         partials = scratch.partials + walk.first_channel(tile) * State::FIELDS;
     }
     // The sums of a part of the tile.
-    __device__ A* of_part(u32 part) const {
+    __device__ A* part_sums(u32 part) const {
         return partials + part * walk.n_channels() * State::FIELDS;
     }
     // Sums over parts first, first + step, ... below `end`, of the thread's channel. A thread loads
@@ -161,10 +161,10 @@ struct Finish {
     // registers.
     __device__ State sums(u32 first, u32 end, u32 step) const {
         const u32 begin = y < height ? first + y * step : end, on = height * step;
-        State kept[AT_ONCE];
-        load(kept, begin, end, on);
+        State first_parts[AT_ONCE];
+        load(first_parts, begin, end, on);
         const auto each = [&](const auto& see) {
-            show(kept, begin, end, on, see);
+            show(first_parts, begin, end, on, see);
 #pragma unroll 1
             for (u32 part = begin + AT_ONCE * on; part < end; part += AT_ONCE * on) {
                 State some[AT_ONCE];
@@ -179,9 +179,9 @@ struct Finish {
     // Called when a part is summed. The last block of the tile stores the coefficients, tells
     // blocks that wait for them, and then writes the outputs of the channels (Op::write).
     __device__ void operator()(const Item& item, bool& last) const {
-        const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
+        const u32 group_parts = schedule.group_parts, first = item.part / group_parts * group_parts;
         const u32 n = parts_of_group(first);
-        const u32 n_groups = (schedule.n_parts - 1) / of_group + 1;
+        const u32 n_groups = (schedule.n_parts - 1) / group_parts + 1;
         const Counters& counters = scratch.counters;
         const i64 channel = walk.first_channel(tile) + x;
         A reference = 0;
@@ -190,18 +190,18 @@ struct Finish {
         // A loop of up to two rounds, group and tile, so that the code exists once: it runs rarely, and
         // then has to be loaded into the instruction cache.
 #pragma unroll 1
-        for (bool whole = of_group == 1; true; whole = true) {
-            auto* const ticket = whole
-                                     ? counters.summed(item.tile)
-                                     : counters.grouped(item, n_groups, first / of_group, schedule);
+        for (bool whole = group_parts == 1; true; whole = true) {
+            auto* const ticket =
+                whole ? counters.summed(item.tile)
+                      : counters.summed_in_group(item, n_groups, first / group_parts, schedule);
             if (!reduce::arrives_last(ticket, whole ? n_groups : n, last)) return;
             if (whole && y == 0)
                 reference = op.reference(channel, walk.length(), 1),
                 inputs = op.channel_inputs(channel);
-            all =
-                sums(whole ? 0 : first, whole ? schedule.n_parts : first + n, whole ? of_group : 1);
+            all = sums(whole ? 0 : first, whole ? schedule.n_parts : first + n,
+                       whole ? group_parts : 1);
             if (whole) break;
-            if (y == 0) all.store(of_part(first) + x, width);
+            if (y == 0) all.store(part_sums(first) + x, width);
         }
         if (y == 0)
             op.coefficients(inputs, all, reference)
@@ -214,13 +214,13 @@ struct Finish {
     // Parts of the group that begins with part `first`.
     __device__ u32 parts_of_group(u32 first) const {
         const u32 rest = schedule.n_parts - first;
-        return rest < schedule.of_group ? rest : schedule.of_group;
+        return rest < schedule.group_parts ? rest : schedule.group_parts;
     }
     // some[k] = sums of part (part + k * on) of the thread's channel, if that part is before `end`.
     __device__ void load(State (&some)[AT_ONCE], u32 part, u32 end, u32 on) const {
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k)
-            if (part + k * on < end) some[k] = State::load(of_part(part + k * on) + x, width);
+            if (part + k * on < end) some[k] = State::load(part_sums(part + k * on) + x, width);
     }
     // see(some[k]) for those k that `load` has set.
     template <class See>
@@ -237,7 +237,7 @@ struct Finish {
 template <class Op, class Walk>
 __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& schedule,
                             const Scratch<typename Op::A>& scratch) {
-    using Of = OpCoefficients<Op>;
+    using Coefs = OpCoefficients<Op>;
     __shared__ typename Op::A shared[Walk::SHARED];
     __shared__ u32 next[2];
     __shared__ bool last;
@@ -257,8 +257,8 @@ __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& sche
                     if (schedule.sums) counters.wait(item.tile, schedule.n_parts);
                 },
                 [&](i64 channel) {
-                    return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
-                                                                             COEFFICIENTS * channel)
+                    return schedule.sums ? Coefs::template load<Memory::global>(
+                                               scratch.coefficients + COEFFICIENTS * channel)
                                          : op.without_sums(channel);
                 });
         }

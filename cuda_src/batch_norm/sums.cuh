@@ -36,14 +36,14 @@ __device__ __forceinline__ void show(const Batch& batch, int first, int last, co
 // between them; before a third, or another OverBlock, there must be one.
 template <class A>
 struct OverBlock {
-    A* of_warp;  // shared memory, four entries for each warp
+    A* warp_sums;  // shared memory, four entries for each warp
     mutable u32 n_sums = 0;
 
     template <int K>
     __device__ void operator()(A (&values)[K][1]) const {
         static_assert(K <= 2);
         const u32 warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
-        A* const own = of_warp + 2 * n_warps * (n_sums++ % 2);
+        A* const own = warp_sums + 2 * n_warps * (n_sums++ % 2);
 #pragma unroll
         for (int k = 0; k < K; ++k) {
             values[k][0] = reduce::sum_lanes(values[k][0], WARP);
@@ -65,21 +65,22 @@ template <class A>
 struct OverColumns {
     u32 x, y, width, height;  // threads with y >= height have no columns
     u32 n_columns, length;
-    A* of_thread;  // shared memory, K N entries for each thread
+    A* thread_sums;  // shared memory, K N entries for each thread
 
     template <int K, int N>
     __device__ void operator()(A (&values)[K][N]) const {
         __syncthreads();
         if (y < height) store(values);
         __syncthreads();
-        for (u32 q = y; q < K * N && y < height; q += height) sum_rows(of_thread + q * THREADS + x);
+        for (u32 q = y; q < K * N && y < height; q += height)
+            sum_rows(thread_sums + q * THREADS + x);
         __syncthreads();
         gather(values);
     }
 
   private:
     __device__ A& at(u32 k, u32 n, int i, u32 row, u32 column) const {
-        return of_thread[(k * n + i) * THREADS + row * width + column];
+        return thread_sums[(k * n + i) * THREADS + row * width + column];
     }
     template <int K, int N>
     __device__ void store(const A (&values)[K][N]) const {
@@ -184,6 +185,7 @@ struct Moments {
             if (!isfinite(start[i])) start[i] = reference[i];
         }
     }
+    // Adds the elements of `seen` to the sums of x - start and (x - start)^2.
     template <class Seen>
     __device__ void add(const Seen& seen) {
 #pragma unroll
@@ -204,6 +206,8 @@ struct Moments {
             if (count > 0) sum[i] += count * (start[i] - reference[i]);
         }
     }
+    // Merges two disjoint sets of the same channels: n, sum and squares + (distance of the means)^2
+    // n_1 n_2 / (n_1 + n_2).
     __device__ void merge(const Moments& other) {
         const bool both = n > 0 && other.n > 0;
         const A weight = both ? n * fast_divide(other.n, n + other.n) : A(0);
@@ -249,13 +253,13 @@ struct Moments {
         n = first[0][0], sum[0] = first[1][0], squares[0] = second[0][0];
     }
     // The set of channel or column i.
-    __device__ Moments<A> of(int i) const {
+    __device__ Moments<A> column(int i) const {
         Moments<A> one;
         one.n = n, one.sum[0] = sum[i], one.squares[0] = squares[i];
         return one;
     }
     // The merged set of columns [first, last).
-    __device__ Moments<A> of_columns(int first, int last) const {
+    __device__ Moments<A> columns(int first, int last) const {
         Moments<A> all;
         all.n = n * (last - first);
 #pragma unroll
@@ -269,21 +273,21 @@ struct Moments {
         }
         return all;
     }
-    // Reads from shared memory what `store` has written. Numbers are `apart` elements apart.
-    static __device__ Moments from_shared(const A* from, u32 apart = 1) {
+    // Reads from shared memory what `store` has written. Numbers are `stride` elements apart.
+    static __device__ Moments from_shared(const A* from, u32 stride = 1) {
         Moments moments;
-        moments.n = from[0], moments.sum[0] = from[apart], moments.squares[0] = from[2 * apart];
+        moments.n = from[0], moments.sum[0] = from[stride], moments.squares[0] = from[2 * stride];
         return moments;
     }
-    __device__ void store(A* to, u32 apart = 1) const {
-        to[0] = n, to[apart] = sum[0], to[2 * apart] = squares[0];
+    __device__ void store(A* to, u32 stride = 1) const {
+        to[0] = n, to[stride] = sum[0], to[2 * stride] = squares[0];
     }
     // Reads from global memory what `store` has written in another block.
-    static __device__ Moments load(const A* from, u32 apart) {
+    static __device__ Moments load(const A* from, u32 stride) {
         Moments moments;
         moments.n = __ldcg(from);
-        moments.sum[0] = __ldcg(from + apart);
-        moments.squares[0] = __ldcg(from + 2 * apart);
+        moments.sum[0] = __ldcg(from + stride);
+        moments.squares[0] = __ldcg(from + 2 * stride);
         return moments;
     }
 };
@@ -296,16 +300,19 @@ struct Slopes {
 
     A start[N] = {};
 
+    // Adds the elements of a batch.
     template <class Seen>
     __device__ void include(const Seen& seen, A, const A (&reference)[N]) {
         begin(seen, 0, reference);
         add(seen);
     }
+    // Sums of x are of x - reference.
     template <class Seen>
     __device__ void begin(const Seen&, A, const A (&reference)[N]) {
 #pragma unroll
         for (int i = 0; i < N; ++i) start[i] = reference[i];
     }
+    // Adds the elements of `seen`: dy to `sum`, dy (x - start) to `product`.
     template <class Seen>
     __device__ void add(const Seen& seen) {
 #pragma unroll
@@ -316,10 +323,12 @@ struct Slopes {
             });
     }
     __device__ void end(A, const A (&)[N]) {}
+    // Adds the sums of other elements of the same channels.
     __device__ void merge(const Slopes& other) {
 #pragma unroll
         for (int i = 0; i < N; ++i) sum[i] += other.sum[i], product[i] += other.product[i];
     }
+    // Adds up the sums of all threads of `over`; each has the result.
     template <class Over>
     __device__ void join(const Over& over) {
         A both[2][N];
@@ -329,32 +338,36 @@ struct Slopes {
 #pragma unroll
         for (int i = 0; i < N; ++i) sum[i] = both[0][i], product[i] = both[1][i];
     }
+    // Adds up the sums that each(see) passes to `see`, of all threads of `over`.
     template <class Each, class Over>
     __device__ void join_all(const Each& each, const Over& over) {
         each([&](const Slopes& one) { merge(one); });
         join(over);
     }
-    __device__ Slopes<A> of(int i) const {
+    // The sums of channel or column i.
+    __device__ Slopes<A> column(int i) const {
         Slopes<A> one;
         one.sum[0] = sum[i], one.product[0] = product[i];
         return one;
     }
-    __device__ Slopes<A> of_columns(int first, int last) const {
+    // The sums over columns [first, last), of one channel.
+    __device__ Slopes<A> columns(int first, int last) const {
         Slopes<A> all;
 #pragma unroll
         for (int i = 0; i < N; ++i)
-            if (i >= first && i < last) all.merge(of(i));
+            if (i >= first && i < last) all.merge(column(i));
         return all;
     }
-    static __device__ Slopes from_shared(const A* from, u32 apart = 1) {
+    static __device__ Slopes from_shared(const A* from, u32 stride = 1) {
         Slopes slopes;
-        slopes.sum[0] = from[0], slopes.product[0] = from[apart];
+        slopes.sum[0] = from[0], slopes.product[0] = from[stride];
         return slopes;
     }
-    __device__ void store(A* to, u32 apart = 1) const { to[0] = sum[0], to[apart] = product[0]; }
-    static __device__ Slopes load(const A* from, u32 apart) {
+    __device__ void store(A* to, u32 stride = 1) const { to[0] = sum[0], to[stride] = product[0]; }
+    // Reads from global memory what `store` has written in another block.
+    static __device__ Slopes load(const A* from, u32 stride) {
         Slopes slopes;
-        slopes.sum[0] = __ldcg(from), slopes.product[0] = __ldcg(from + apart);
+        slopes.sum[0] = __ldcg(from), slopes.product[0] = __ldcg(from + stride);
         return slopes;
     }
 };

@@ -26,11 +26,13 @@ using Chunk = multi_tensor::BlockChunk<CHUNK>;
 struct Dots {
     double own, other, both;
 
+    // Adds one element of the own and of the partner's array.
     __device__ __forceinline__ void add(double x, double y) {
         own += x * x;
         other += y * y;
         both += x * y;
     }
+    // Replaces each sum by that over the threads of the block.
     __device__ __forceinline__ void sum_block(reduce::BlockScratch<double, THREADS>& scratch) {
         own = reduce::sum_block(own, scratch);
         other = reduce::sum_block(other, scratch);

@@ -55,6 +55,8 @@ using Place = u8*;
 __device__ __forceinline__ Place place_of(void* shared) { return static_cast<u8*>(shared); }
 #else
 using Place = u32;
+// The address of `shared`, written to shared memory and read back, so that ptxas cannot see that it is
+// the same in all lanes.
 __device__ __forceinline__ Place place_of(void* shared) {
     __shared__ u32 hidden;
     volatile u32* const place = &hidden;

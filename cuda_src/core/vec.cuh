@@ -175,6 +175,7 @@ struct Elements {
 // instruction since compute capability 8.0.
 #if defined(__CUDA_CPU__)
 constexpr bool HAS_LARGER_PAIR = true;
+// Two 2-byte elements in each word: {max(x0, y0), max(x1, y1)}, computed in float32.
 template <class E>
 __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, E) {
     Vec<E, 2> of_x, of_y;
@@ -186,6 +187,7 @@ __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, E) {
 }
 #else
 constexpr bool HAS_LARGER_PAIR = __CUDA_ARCH__ >= 800;
+// The same by the instruction for two float16, from 8.0 on.
 __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __half) {
     u32 larger = x;
 #if __CUDA_ARCH__ >= 800
@@ -193,6 +195,7 @@ __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __half) {
 #endif
     return larger;
 }
+// The same by the instruction for two bfloat16, from 8.0 on.
 __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __nv_bfloat16) {
     u32 larger = x;
 #if __CUDA_ARCH__ >= 800

@@ -45,6 +45,7 @@ constexpr int DRAWING_BLOCKS = 1, BIASED_BLOCKS = 1;
 __device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
     return {{static_cast<u64>(as_i64(state, 0)), static_cast<u64>(as_i64(state, 1))}, largest};
 }
+// draw_of with the keys of all rounds computed once, for threads that draw many words.
 __device__ __forceinline__ KeyedDraw keyed_draw_of(const Either<2>& state, u32 largest) {
     const Draw draw = draw_of(state, largest);
     return {{philox::Keys(draw.sequence.key), draw.sequence.offset}, largest};
@@ -83,9 +84,9 @@ __device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
                                                   const BiasRows& bias_rows,
                                                   const DropoutWriter<T>& to, i64 n_rows,
                                                   i64 length, u32 threads) {
-    __shared__ ACC of_warp[WARP];
+    __shared__ ACC per_warp[WARP];
     const auto line = seated_row_of<WIDTH, SLOTS<TOTAL_NBYTES>>(n_rows, length, threads);
-    bias_softmax_line(line, RowThreads<ACC>{threads, of_warp}, data, bias, bias_rows, length, to);
+    bias_softmax_line(line, RowThreads<ACC>{threads, per_warp}, data, bias, bias_rows, length, to);
 }
 
 // The gradient of bias_softmax_rows (gradient_line), with the same threads: dy, the mask and the
@@ -94,9 +95,9 @@ template <int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const bool* mask, const T* y, T* dx,
                                               const Through<ACC>& through, i64 n_rows, i64 length,
                                               u32 threads) {
-    __shared__ ACC of_warp[WARP];
+    __shared__ ACC per_warp[WARP];
     const auto line = seated_row_of<WIDTH, SLOTS<TOTAL_NBYTES>>(n_rows, length, threads);
-    gradient_line(line, RowThreads<ACC>{threads, of_warp}, dy, mask, y, dx, through);
+    gradient_line(line, RowThreads<ACC>{threads, per_warp}, dy, mask, y, dx, through);
 }
 
 }  // namespace cto
@@ -195,11 +196,12 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                                   T* softmax_output, const __grid_constant__ Divisor rows,
                                   bool inner, const __grid_constant__ Either<2> state, u32 largest,
                                   ACC scale, i64 n_outer, i64 length, i64 stride) {
-    __shared__ ACC of_thread[MAX_THREADS];
+    __shared__ ACC per_thread[MAX_THREADS];
     const DropoutWriter<T> to{dropout_output, mask, softmax_output, keyed_draw_of(state, largest),
                               scale};
     bias_softmax_line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride),
-                      ColumnThreads<ACC>{of_thread}, data, bias, BiasRows{rows, inner}, length, to);
+                      ColumnThreads<ACC>{per_thread}, data, bias, BiasRows{rows, inner}, length,
+                      to);
 }
 
 // dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
@@ -224,8 +226,8 @@ extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_dropout_grad__columns(const T* dy, const bool* mask, const T* softmax_y, T* dx,
                                   ACC scale, bool keeps_all, i64 n_outer, i64 length, i64 stride) {
-    __shared__ ACC of_thread[MAX_THREADS];
+    __shared__ ACC per_thread[MAX_THREADS];
     gradient_line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride),
-                  ColumnThreads<ACC>{of_thread}, dy, mask, softmax_y, dx,
+                  ColumnThreads<ACC>{per_thread}, dy, mask, softmax_y, dx,
                   Through<ACC>{scale, keeps_all});
 }

@@ -24,6 +24,7 @@ struct BiasRows {
     fast_division::Divisor rows;
     bool inner;
 
+    // The row of the bias that is added to row `row` of data.
     __device__ i64 of(i64 row) const {
         const fast_division::Cell cell = fast_division::cell_at(row < 0 ? 0 : row, rows);
         return inner ? cell.row : cell.column;
@@ -46,6 +47,7 @@ struct SumReader {
           bias(line, bias, from_acc<T>(A(0))),
           edge(to_acc(this->x.edge) + to_acc(this->bias.edge)) {}
 
+    // registers = x + bias of a batch of the line.
     template <bool STREAMS = false>
     __device__ __forceinline__ void load(const Line<W, DEPTH>& line,
                                          typename row_softmax::Slots<W>::Count batch) {
@@ -57,6 +59,7 @@ struct SumReader {
             for (int i = 0; i < W; ++i) registers[u][i] = x.at(u, i) + bias.at(u, i);
     }
     __device__ __forceinline__ A at(int u, int i) const { return registers[u][i]; }
+    // The largest of the batch's sums, or `least`.
     __device__ __forceinline__ A largest(A least) const {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
@@ -78,6 +81,7 @@ struct DropoutWriter {
     KeyedDraw rule;
     Value scale;
 
+    // Writes slot u of a batch: p, and p dropped out.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename row_softmax::Slots<WIDTH>::Count batch, int u,
@@ -85,6 +89,7 @@ struct DropoutWriter {
         if (line.has(batch, u))
             store_at(line.start + line.head + line.slot(batch, u) * line.pitch, p);
     }
+    // Writes the thread's element outside whole slots.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store_edge(const Line<WIDTH, DEPTH>& line, Value p) const {
         const Value one[1] = {p};
@@ -106,6 +111,7 @@ struct DropoutWriter {
         if (mask) marks.store(mask + first);
         put(dropped, first, scaled);
     }
+    // array[first + i] = values[i]; nothing if the array is null.
     template <class E, int N>
     static __device__ __forceinline__ void put(E* array, i64 first, const Acc<E> (&values)[N]) {
         if (array)

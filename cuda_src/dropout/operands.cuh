@@ -61,6 +61,7 @@ struct Marks {
 
     __device__ Mark mark(int i) { return {words[i / 4], 1u << 8 * (i % 4)}; }
     __device__ bool at(int i) const { return words[i / 4] >> 8 * (i % 4) & 1u; }
+    // Writes the N bytes.
     __device__ __forceinline__ void store(void* to) const {
         vec::Vec<Word, WORDS> bytes;
 #pragma unroll
@@ -89,6 +90,7 @@ __device__ __forceinline__ double marked(double x, Choice drawn, double scale, c
     mark = drawn.kept();
     return scaled_or_0(x, drawn.kept(), scale);
 }
+// The same for float32; in PTX, as the compiler else compares twice.
 __device__ __forceinline__ float marked(float x, Choice drawn, float scale, const Mark& mark) {
 #ifdef __CUDA_CPU__
     mark = drawn.kept();
@@ -193,6 +195,7 @@ struct ByteReader {
     u32 filled;
     vec::Vec<Word, width / EACH> registers[S::each / width];
 
+    // The tile begins at element `first` of the array; its bytes of the mask follow from there.
     __device__ void seek(i64 first) { from += first; }
     __device__ void load(int u, u32 offset) {
         registers[u] = *reinterpret_cast<const vec::Vec<Word, width / EACH>*>(from + offset);
@@ -227,6 +230,7 @@ struct BitReader {
     u32 filled;
     u32 registers[S::each / width];
 
+    // The tile begins at element `first` of the array; its bits of the mask follow from there.
     __device__ void seek(i64 first) { from += first / 8; }
     __device__ void load(int u, u32 offset) {
         registers[u] = from[offset / 8] >> offset % 8 | filled;

@@ -16,7 +16,7 @@ namespace cto::div_gradient {
 
 using column_reduce::Columns;
 using facts::elementwise::Broadcast;
-using facts::elementwise::OuterKeptInner;
+using facts::elementwise::OuterMiddleInner;
 using fast_division::Divisor;
 using vec::Elements;
 using vec::Vec;
@@ -103,6 +103,7 @@ template <class T, int N>
 struct Terms {
     Elements<T, N> dy, whole;
 
+    // Loads N elements of dY and of the whole operand, from index `at` on.
     template <bool B_IS_REPEATED>
     __device__ __forceinline__ void load(const Operands<T, B_IS_REPEATED>& arrays, i64 at) {
         dy.load(arrays.dy + at);
@@ -196,24 +197,25 @@ __device__ __forceinline__ void sum_columns(const Operands<T, B_IS_REPEATED>& ar
 template <class T, bool B_IS_REPEATED>
 constexpr int DEPTH = B_IS_REPEATED && sizeof(T) == 2 ? 4 : 2;
 
-// The gradient of each of n_kept elements is a sum, divided into n_spans spans. A group of `lanes`
+// The gradient of each of n_elements elements is a sum, divided into n_spans spans. A group of `lanes`
 // threads adds up one span of one element; group `number` of the grid has
-// span = number / n_kept, kept = number % n_kept.
+// span = number / n_elements, element = number % n_elements.
 template <int THREADS>
 struct Task {
-    i64 number, kept, span;
+    i64 number, element, span;
     u32 lane;
     bool exists;
 
-    __device__ Task(i64 n_kept, i64 n_spans, u32 lanes) {
+    // The task of the calling thread's group of lanes.
+    __device__ Task(i64 n_elements, i64 n_spans, u32 lanes) {
         number = static_cast<i64>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
-        span = n_spans == 1 ? number >= n_kept : number / n_kept;
-        kept = number - span * n_kept;
+        span = n_spans == 1 ? number >= n_elements : number / n_elements;
+        element = number - span * n_elements;
         lane = threadIdx.x % lanes;
         exists = span < n_spans;
     }
 
-    // partials[span][kept] = sum, or with one span, where partials is null, out[kept] = sum.
+    // partials[span][element] = sum, or with one span, where partials is null, out[element] = sum.
     template <class T>
     __device__ void emit(Acc<T> sum, Acc<T>* partials, T* out) const {
         if (!exists || lane != 0) return;
@@ -224,21 +226,21 @@ struct Task {
     }
 };
 
-// dY and the whole operand are [outer, kept, inner], `repeated` is [kept]. A task's span is
+// dY and the whole operand are [outer, middle, inner], `repeated` is [middle]. A task's span is
 // outer_each rows by inner_each columns of [outer, inner]; its lanes take vectors of N in turn.
 template <int N, int THREADS, class T, bool B_IS_REPEATED>
 __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEATED>& arrays,
                                                     Acc<T>* partials, T* d_repeated,
-                                                    const OuterKeptInner& sizes) {
-    const Task<THREADS> task(sizes.kept, sizes.n_spans, sizes.lanes);
+                                                    const OuterMiddleInner& sizes) {
+    const Task<THREADS> task(sizes.middle, sizes.n_spans, sizes.lanes);
     Repeated<T, B_IS_REPEATED> repeated[N];
     Acc<T> sums[N], sum = Acc<T>(0);
     if (task.exists) {
-        Repeated<T, B_IS_REPEATED> kept;
-        kept.set(to_acc(arrays.repeated[task.kept]));
+        Repeated<T, B_IS_REPEATED> value;
+        value.set(to_acc(arrays.repeated[task.element]));
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            repeated[i] = kept;
+            repeated[i] = value;
             sums[i] = Acc<T>(0);
         }
         const i64 outer_span = sizes.inner_spans == 1 ? task.span : task.span / sizes.inner_spans;
@@ -249,7 +251,7 @@ __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEA
         const i64 inner_end = min(sizes.inner, inner_first + sizes.inner_each);
 #pragma unroll 1
         for (i64 o = outer_first; o < outer_end; ++o) {
-            const i64 start = (o * sizes.kept + task.kept) * sizes.inner;
+            const i64 start = (o * sizes.middle + task.element) * sizes.inner;
             differentiate_all<DEPTH<T, B_IS_REPEATED>>(arrays, start + inner_first + task.lane * N,
                                                        start + inner_end, sizes.lanes * N, repeated,
                                                        sums);
@@ -279,7 +281,7 @@ struct Offsets {
 };
 
 // The sum of one lane: terms i = task.span * span + task.lane, then every `lanes`-th to the end of the
-// span, of the gradient of element task.kept of A (of_a) or B.
+// span, of the gradient of element task.element of A (of_a) or B.
 template <class T, int THREADS>
 __device__ __forceinline__ Acc<T> sum_span(const T* dy, const T* a, const T* b,
                                            const Broadcast& dimensions, const Task<THREADS>& task,
@@ -287,11 +289,11 @@ __device__ __forceinline__ Acc<T> sum_span(const T* dy, const T* a, const T* b,
     Acc<T> sum = Acc<T>(0);
     if (!task.exists) return sum;
     Offsets start{};
-    start.add(dimensions, task.kept, 0, dimensions.n_kept);
+    start.add(dimensions, task.element, 0, dimensions.n_gradient);
     const i64 end = min(summed, (task.span + 1) * span);
     for (i64 i = task.span * span + task.lane; i < end; i += lanes) {
         Offsets at = start;
-        at.add(dimensions, i, dimensions.n_kept, dimensions.n);
+        at.add(dimensions, i, dimensions.n_gradient, dimensions.n);
         const DivGradient<T> g =
             div_gradient<T>(to_acc(dy[at.dy]), to_acc(a[at.a]), to_acc(b[at.b]));
         sum += of_a ? g.da : g.db;
@@ -306,13 +308,13 @@ constexpr int FINISH_DEPTH = 4;  // rows of partial sums that a thread loads tog
 // out[column] = sum of partials[row][column]; thread (x, y) has every blockDim.y-th row of column x.
 template <class T>
 __device__ __forceinline__ void add_rows(const Acc<T>* partials, T* out, i64 rows, i64 columns,
-                                         Vec<Acc<T>, 1> (&of_thread)[facts::MAX_THREADS]) {
+                                         Vec<Acc<T>, 1> (&per_thread)[facts::MAX_THREADS]) {
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     Columns<Acc<T>, 1, FINISH_DEPTH> own;
     if (column < columns)
         own.add(partials + threadIdx.y * columns + column,
                 column_reduce::rows_of(rows - threadIdx.y), blockDim.y * columns);
-    own.sum_over_y(of_thread);
+    own.sum_over_y(per_thread);
     if (threadIdx.y == 0 && column < columns) own.store(out + column);
 }
 

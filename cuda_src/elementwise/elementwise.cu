@@ -36,6 +36,7 @@ struct ScaleDown {
 };
 struct BatchScale {
     ACC s0, s1, s2;
+    // y0, y1, y2 = x times each of three scales.
     __device__ void operator()(ACC x, ACC& y0, ACC& y1, ACC& y2) const {
         y0 = x * s0;
         y1 = x * s1;
@@ -50,6 +51,8 @@ struct ScaledSum {
 };
 struct FakeQuant {
     ACC scale, zero_point, quant_min, quant_max;
+    // q = round(x / scale) + zero_point; y = (clamp(q, quant_min, quant_max) - zero_point) scale;
+    // inside = q was not clamped.
     __device__ void operator()(ACC x, ACC& y, bool& inside) const {
         const ACC q = rounded(x / scale) + zero_point;
         inside = q >= quant_min && q <= quant_max;
@@ -65,6 +68,7 @@ struct IsFinite {
     __device__ void operator()(ACC x, bool& y) const { y = x - x == ACC(0); }
 };
 struct DivGrad {
+    // da = dy / b, db = -(dy / b) (a / b).
     __device__ void operator()(ACC dy, ACC a, ACC b, ACC& da, ACC& db) const {
         const DivGradient<T> g = div_gradient::div_gradient<T>(dy, a, b);
         da = g.da;
@@ -160,15 +164,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 #else
 #define RUN_BOUNDS THREADS, 6
 #endif
-// dy and `whole` are [outer, kept, inner]; repeated[k] is broadcast over outer and inner.
+// dy and `whole` are [outer, middle, inner]; repeated[k] is broadcast over outer and inner.
 // d_whole = gradient of `whole`; sum[k] = sum over outer and inner of the gradient of repeated[k].
 // `sizes.lanes` threads add up one span of one k: to d_repeated[k] if n_spans is 1, else to
 // partials[span][k]. vecs: `inner` is a multiple of a vector's elements, and arrays are aligned.
 extern "C" __global__ void __launch_bounds__(RUN_BOUNDS)
     div_grad__runs(const T* __restrict__ dy, const T* __restrict__ whole,
                    const T* __restrict__ repeated, T* __restrict__ d_whole, T* d_repeated,
-                   ACC* partials, const __grid_constant__ OuterKeptInner sizes, bool b_is_repeated,
-                   bool vecs) {
+                   ACC* partials, const __grid_constant__ OuterMiddleInner sizes,
+                   bool b_is_repeated, bool vecs) {
     using div_gradient::sum_outer_and_inner;
     const div_gradient::Operands<T, true> b_repeated{dy, whole, repeated, d_whole};
     const div_gradient::Operands<T, false> a_repeated{dy, whole, repeated, d_whole};
@@ -181,20 +185,20 @@ extern "C" __global__ void __launch_bounds__(RUN_BOUNDS)
     else
         sum_outer_and_inner<1, THREADS>(a_repeated, partials, d_repeated, sizes);
 }
-// out[i] = sum over j < summed of g(i, j), i < kept; g = dy / b if of_a, else -(dy / b) * (a / b).
+// out[i] = sum over j < summed of g(i, j), i < n_out; g = dy / b if of_a, else -(dy / b) * (a / b).
 // i counts along the dimensions that the operand has, j along those in which it is broadcast.
 // `lanes` threads add up one span of j: to out[i] if n_spans is 1, else to partials[span][i].
 extern "C" __global__ void __launch_bounds__(THREADS)
     div_grad__general(const T* dy, const T* a, const T* b, T* out, ACC* partials,
-                      const __grid_constant__ Broadcast dimensions, i64 kept, i64 summed, i64 span,
+                      const __grid_constant__ Broadcast dimensions, i64 n_out, i64 summed, i64 span,
                       i64 n_spans, u32 lanes, bool of_a) {
-    const div_gradient::Task<THREADS> task(kept, n_spans, lanes);
+    const div_gradient::Task<THREADS> task(n_out, n_spans, lanes);
     const ACC sum = div_gradient::sum_span(dy, a, b, dimensions, task, summed, span, lanes, of_a);
     task.emit(reduce::sum_lanes(sum, lanes), partials, out);
 }
 // out[column] = partials[0][column] + ... + partials[rows - 1][column], rounded.
 extern "C" __global__ void __launch_bounds__(facts::MAX_THREADS)
     div_grad__finish(const ACC* partials, T* out, i64 rows, i64 columns) {
-    __shared__ vec::Vec<ACC, 1> of_thread[facts::MAX_THREADS];
-    div_gradient::add_rows(partials, out, rows, columns, of_thread);
+    __shared__ vec::Vec<ACC, 1> per_thread[facts::MAX_THREADS];
+    div_gradient::add_rows(partials, out, rows, columns, per_thread);
 }

@@ -14,11 +14,12 @@ constexpr int THREADS = 128;
 constexpr int NBYTES = CTO_NBYTES;
 constexpr int MAX_DIMENSIONS = 32;
 
-// dY as [outer, kept, inner] where the repeated operand has the kept dimension only; spans of
-// outer_each times inner_each elements.
-struct OuterKeptInner {
+// dY as [outer, middle, inner] where the repeated operand is [middle]. The sum for an element of its
+// gradient is over outer times inner elements: in n_spans spans of outer_each times inner_each,
+// which are numbered along `inner` first, inner_spans of them. `lanes` threads add up one span.
+struct OuterMiddleInner {
     long long outer;
-    long long kept;
+    long long middle;
     long long inner;
     long long outer_each;
     long long inner_each;
@@ -26,34 +27,35 @@ struct OuterKeptInner {
     long long n_spans;
     unsigned int lanes;
 };
-static_assert(sizeof(OuterKeptInner) == 64);
+static_assert(sizeof(OuterMiddleInner) == 64);
 
-// Dimensions that are kept first, then those that are summed over, the innermost last of either; a
-// step of 0 where an array is repeated.
+// n dimensions: the n_gradient ones that the gradient has, then those that are summed, both from the
+// outermost to the innermost. dy, a, b: elements from one index to the next in each array, 0 where
+// the array is repeated.
 struct Broadcast {
     Divisor extent[32];
     long long dy[32];
     long long a[32];
     long long b[32];
-    int n_kept;
+    int n_gradient;
     int n;
 };
 static_assert(sizeof(Broadcast) == 1544);
 
 #ifndef __CUDACC_RTC__
-static_assert(offsetof(OuterKeptInner, outer) == 0);
-static_assert(offsetof(OuterKeptInner, kept) == 8);
-static_assert(offsetof(OuterKeptInner, inner) == 16);
-static_assert(offsetof(OuterKeptInner, outer_each) == 24);
-static_assert(offsetof(OuterKeptInner, inner_each) == 32);
-static_assert(offsetof(OuterKeptInner, inner_spans) == 40);
-static_assert(offsetof(OuterKeptInner, n_spans) == 48);
-static_assert(offsetof(OuterKeptInner, lanes) == 56);
+static_assert(offsetof(OuterMiddleInner, outer) == 0);
+static_assert(offsetof(OuterMiddleInner, middle) == 8);
+static_assert(offsetof(OuterMiddleInner, inner) == 16);
+static_assert(offsetof(OuterMiddleInner, outer_each) == 24);
+static_assert(offsetof(OuterMiddleInner, inner_each) == 32);
+static_assert(offsetof(OuterMiddleInner, inner_spans) == 40);
+static_assert(offsetof(OuterMiddleInner, n_spans) == 48);
+static_assert(offsetof(OuterMiddleInner, lanes) == 56);
 static_assert(offsetof(Broadcast, extent) == 0);
 static_assert(offsetof(Broadcast, dy) == 768);
 static_assert(offsetof(Broadcast, a) == 1024);
 static_assert(offsetof(Broadcast, b) == 1280);
-static_assert(offsetof(Broadcast, n_kept) == 1536);
+static_assert(offsetof(Broadcast, n_gradient) == 1536);
 static_assert(offsetof(Broadcast, n) == 1540);
 #endif
 

@@ -22,6 +22,8 @@ __device__ __forceinline__ float truncated(float x) { return x; }
 __device__ __forceinline__ float truncated(__half x) { return to_acc(x); }
 __device__ __forceinline__ float truncated(__nv_bfloat16 x) { return to_acc(x); }
 __device__ __forceinline__ float truncated(bool x) { return x ? 1.0f : 0.0f; }
+// x in float32, rounded towards 0; a subnormal becomes 0, too large a number infinity. 896 =
+// difference of the biases, 1023 - 127.
 __device__ __forceinline__ float truncated(double x) {
     const u64 bits = bits_of(x);
     const u32 sign = static_cast<u32>(bits >> 32) & 0x80000000u;
@@ -36,6 +38,7 @@ __device__ __forceinline__ float truncated(double x) {
 __device__ __forceinline__ float truncated_to_nonzero(__nv_bfloat16 x) {
     return __uint_as_float(static_cast<u32>(bits_of(x)) << 16);
 }
+// truncated(x), but numbers below the normal ones of float32 become subnormal ones that are not 0.
 __device__ __forceinline__ float truncated_to_nonzero(double x) {
     const u64 bits = bits_of(x);
     const i32 exponent = static_cast<i32>((bits >> 52) & 0x7FF) - 896;
@@ -140,10 +143,10 @@ struct Box {
 
     // The bits of the largest size.
     __device__ __forceinline__ u32 largest() const {
-        u32 found = 0;
+        u32 bits = 0;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) found = max(found, bits_of(size[j]));
-        return found;
+        for (int j = 0; j < 8; ++j) bits = max(bits, bits_of(size[j]));
+        return bits;
     }
 };
 
@@ -180,6 +183,7 @@ __device__ __forceinline__ BoxOf<E> box_of_pairs(const u32* pairs) {
     box.nonzero = make_uint2(gather_upper(there), gather_upper(there + 2));
     return box;
 }
+// The box of eight elements. Bit 31 of size + 0x7FFFFFFF is set if size is not 0.
 __device__ __forceinline__ Box<true> box_of_floats(const float (&x)[8]) {
     u32 bits[8], there[8];
     Box<true> box;

@@ -16,6 +16,7 @@ __device__ __forceinline__ bool is_nan(double x) {
 
 // The sign bit of x as the highest bit of a word.
 __device__ __forceinline__ u32 sign_of(bool) { return 0; }
+// The sign of x as bit 31 of a word.
 template <class E>
 __device__ __forceinline__ u32 sign_of(E x) {
     if constexpr (sizeof(E) == 8)

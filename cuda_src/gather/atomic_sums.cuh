@@ -34,6 +34,7 @@ struct Additions {
     i64 target[ATOMIC_ITEMS];
     A value[ATOMIC_ITEMS];
 
+    // sums[target[j]] += value[j], atomically, of targets that exist.
     __device__ void apply(A* sums) const {
 #pragma unroll
         for (int j = 0; j < ATOMIC_ITEMS; ++j)

@@ -18,7 +18,7 @@ constexpr int WARPS = ALONE_THREADS / WARP;
 struct Digits {
     u16 seen[WARPS][RADIX];  // seen[w][d]: entries of warp w with digit d; then of warps before w
     u32 first[RADIX];        // place of the first entry with each digit
-    u32 of_warp[WARPS];      // scratch of sum_before
+    u32 per_warp[WARPS];     // scratch of sum_before
 
     // Turns seen[w][digit] into the sum over the warps before w; returns the sum over all.
     __device__ __forceinline__ u32 count_earlier_warps(u32 digit) {
@@ -36,7 +36,7 @@ struct Digits {
         __syncthreads();
         const bool has_digit = threadIdx.x < radix(pass);
         const u32 count = has_digit ? count_earlier_warps(threadIdx.x) : 0;
-        const u32 before = radix_sort::sum_before(count, of_warp);
+        const u32 before = radix_sort::sum_before(count, per_warp);
         if (has_digit) first[threadIdx.x] = before;
         __syncthreads();
     }
@@ -63,6 +63,7 @@ struct Entries {
     u16* ranks;  // of an entry: earlier entries of its warp with the same digit
     u32 rows, n;
 
+    // The thread's first entry: each warp has `rows` rows of WARP neighbouring entries.
     __device__ __forceinline__ u32 first() const {
         return threadIdx.x / WARP * (WARP * rows) + threadIdx.x % WARP;
     }

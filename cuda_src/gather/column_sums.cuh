@@ -8,9 +8,7 @@ namespace cto::column_sums {
 
 using namespace columns;
 
-constexpr int SUM_BATCH = 8;                  // loads of a thread in flight together
-constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // puts one row's sums of neighbouring columns in
-                                              // different banks of shared memory
+constexpr int SUM_BATCH = 8;  // loads of a thread in flight together
 
 // The sums of one bucket: at[row] is that of row `row` of the bucket.
 template <class A>
@@ -18,14 +16,14 @@ struct Sums {
     A at[PADDED_ROWS];
 };
 
-// In place of a sum that a lane is adding to: a signalling NaN with the lane's number. No addition
-// gives a signalling NaN.
-constexpr u32 TAKEN = 0x7F800000u | WARP;
-__device__ __forceinline__ float taken_by(u32 lane) { return __uint_as_float(TAKEN | lane); }
-__device__ __forceinline__ bool is_taken(float sum) {
-    return (__float_as_uint(sum) & ~(WARP - 1u)) == TAKEN;
+// A lane that is adding to a sum leaves this mark in its place: a signalling NaN with the lane's
+// number. No addition gives a signalling NaN, so a sum is never mistaken for a mark.
+constexpr u32 LOCKED = 0x7F800000u | WARP;
+__device__ __forceinline__ float lock_of(u32 lane) { return __uint_as_float(LOCKED | lane); }
+__device__ __forceinline__ bool is_locked(float sum) {
+    return (__float_as_uint(sum) & ~(WARP - 1u)) == LOCKED;
 }
-__device__ __forceinline__ u32 taker_of(float sum) { return __float_as_uint(sum) & (WARP - 1u); }
+__device__ __forceinline__ u32 holder_of(float sum) { return __float_as_uint(sum) & (WARP - 1u); }
 
 // For the first of the lanes in the mask `lanes`: value = sum of the values of
 // these lanes, in order.
@@ -60,8 +58,9 @@ struct BucketSums {
     // Three or more, which is rare, are summed in the order of lanes.
     __device__ __forceinline__ bool shares(u32 row, bool valid, float& sum, float& value) const {
         __syncwarp();
-        const bool late = is_taken(sum);
-        const u32 before = late ? taker_of(sum) : lane(), all_late = __ballot_sync(ALL_LANES, late);
+        const bool late = is_locked(sum);
+        const u32 before = late ? holder_of(sum) : lane(),
+                  all_late = __ballot_sync(ALL_LANES, late);
         if (__any_sync(ALL_LANES, late && (all_late >> before & 1u))) {
             const u32 same = __match_any_sync(ALL_LANES, valid ? row : BUCKET_ROWS + lane());
             sum_of_lanes(same, value);
@@ -69,21 +68,21 @@ struct BucketSums {
             sum = __shfl_sync(ALL_LANES, sum, __ffs(static_cast<int>(in_time)) - 1);
             return valid && (same & ((1u << lane()) - 1u)) == 0;
         }
-        const bool is_last = valid && taker_of(sums.at[row]) == lane();
+        const bool is_last = valid && holder_of(sums.at[row]) == lane();
         __syncwarp();
         const float other = __shfl_sync(ALL_LANES, value, before);
         sum = __shfl_sync(ALL_LANES, sum, before);
         if (late) value += other;
         return is_last;
     }
-    // sums[row of the entry] += its value. A lane swaps the sum for its mark (taken_by); a lane
+    // sums[row of the entry] += its value. A lane swaps the sum for its mark (lock_of); a lane
     // that finds a mark shares its row with another.
     __device__ __forceinline__ void add(const EntryOf<T>& entry, bool valid) const {
         const u32 row = entry.target() % BUCKET_ROWS;
         float value = value_of(entry.bits(), T()), sum = 0;
         valid = valid && entry.bits() != 0;
-        if (valid) sum = atomicExch(&sums.at[row], taken_by(lane()));
-        if (__any_sync(ALL_LANES, is_taken(sum))) valid = shares(row, valid, sum, value);
+        if (valid) sum = atomicExch(&sums.at[row], lock_of(lane()));
+        if (__any_sync(ALL_LANES, is_locked(sum))) valid = shares(row, valid, sum, value);
         if (valid) sums.at[row] = sum + value;
         __syncwarp();
     }

@@ -42,6 +42,7 @@ struct alignas(8) Entry<4> {
     u32 row, value;
 
     static __device__ Entry of(u32 row, u32 bits) { return {row, bits}; }
+    // The row of dX.
     __device__ u32 target() const { return row; }
     __device__ u32 bits() const { return value; }
 };
@@ -49,7 +50,9 @@ template <>
 struct alignas(4) Entry<2> {
     u32 both;
 
+    // both = the row in the upper 16 bits, the element's bits in the lower ones.
     static __device__ Entry of(u32 row, u32 bits) { return {row << 16 | bits}; }
+    // The row of dX.
     __device__ u32 target() const { return both >> 16; }
     __device__ u32 bits() const { return both & 0xFFFFu; }
 };
@@ -74,6 +77,7 @@ struct Part {
     i64 column;
     u32 first, end, span;
 
+    // The part of block blockIdx.x: rows [first, end) of the COLUMNS columns from `column` on.
     __device__ explicit Part(const ColumnSort& sort) {
         const u32 strip = blockIdx.x / sort.spans;
         span = blockIdx.x - strip * sort.spans;
@@ -222,6 +226,9 @@ struct SortedColumn {
     u32 first;  // place of its first entry
     u32 n;      // entries of all buckets
 
+    // Sorts a column's entries by bucket, in place, by a warp: ranks each entry in its bucket, sums
+    // the counts of buckets up, and stores the entries there. Each bucket is filled up to whole
+    // runs with zeros; lane b has the count and the first place of bucket b.
     __device__ __forceinline__ SortedColumn(Entry* entries, u32 n_entries) : count(0) {
         Entry entry[ITEMS];
         u32 ranks[ITEMS / RANKS] = {};

@@ -51,8 +51,10 @@ constexpr int TILE_ROWS = 256;
 constexpr int RUN = 4;
 // Of a column: a lane looks after each
 constexpr int BUCKETS = 32;
-// Of dX, whose sums shared memory has
+// Rows of dX whose sums shared memory has
 constexpr int BUCKET_ROWS = 2048;
+// Sums of neighbouring columns in other banks of shared memory
+constexpr int PADDED_ROWS = 2052;
 // Of a block that sums buckets, a warp each
 constexpr int SUM_COLUMNS = 8;
 

@@ -81,6 +81,8 @@ struct NewEntry {
     const T* dy;
     i64 n_rows;
 
+    // The entry of index k: the row of dX that it names, n_rows if none, and k itself, or the bits
+    // of dy[k].
     __device__ __forceinline__ Entry operator()(i64 k) const {
         const i64 row = target(k);
         Entry entry{static_cast<Key>(row == NOWHERE ? n_rows : row), static_cast<Key>(k)};
@@ -93,11 +95,11 @@ struct NewEntry {
 // Key k, computed from the indices; stores its entry too.
 template <class Target>
 struct NewKey {
-    NewEntry<Target> made;
+    NewEntry<Target> next_entry;
     Entry* entries;
 
     __device__ Key operator()(i64 k) const {
-        const Entry entry = made(k);
+        const Entry entry = next_entry(k);
         entries[k] = entry;
         return entry.key;
     }
@@ -315,16 +317,16 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
                     const __grid_constant__ Pass pass) {
     __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS<sizeof(Key)>> sorted;
-    __shared__ Key of_warp[radix_sort::SORT_WARPS];
-    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
+    __shared__ Key per_warp[radix_sort::SORT_WARPS];
+    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, per_warp);
 }
 // gather__scatter with LONG_ITEMS entries a thread at a time.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
                           const __grid_constant__ Pass pass) {
     __shared__ radix_sort::SortedTile<Key, LONG_ITEMS<sizeof(Key)>> sorted;
-    __shared__ Key of_warp[radix_sort::SORT_WARPS];
-    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
+    __shared__ Key per_warp[radix_sort::SORT_WARPS];
+    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, per_warp);
 }
 // starts[key] = how many of the n sorted entries have a smaller key, key
 // <= n_rows; one key a thread.

@@ -23,6 +23,7 @@ struct alignas(2 * sizeof(Key)) Entry {
 };
 
 __device__ __forceinline__ u32 radix(const Pass& pass) { return 1u << pass.bits; }
+// The digit of a key that a pass sorts by.
 template <class Key>
 __device__ __forceinline__ u32 digit_of(Key key, const Pass& pass) {
     return static_cast<u32>(key >> pass.shift) & (radix(pass) - 1);
@@ -61,15 +62,15 @@ __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ cou
         counts[blockIdx.x * radix(pass) + threadIdx.x] = histogram[threadIdx.x];
 }
 
-// The sum of `value` over the threads before this one. of_warp: shared memory; a barrier is needed
+// The sum of `value` over the threads before this one. per_warp: shared memory; a barrier is needed
 // before it is used again.
 template <class Key, int WARPS>
-__device__ __forceinline__ Key sum_before(Key value, Key (&of_warp)[WARPS]) {
+__device__ __forceinline__ Key sum_before(Key value, Key (&per_warp)[WARPS]) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     Key sum = scan::sum_up_to_lane(value);
-    if (lane == WARP - 1) of_warp[warp] = sum;
+    if (lane == WARP - 1) per_warp[warp] = sum;
     __syncthreads();
-    for (u32 w = 0; w < warp; ++w) sum += of_warp[w];
+    for (u32 w = 0; w < warp; ++w) sum += per_warp[w];
     return sum - value;
 }
 
@@ -77,7 +78,7 @@ __device__ __forceinline__ Key sum_before(Key value, Key (&of_warp)[WARPS]) {
 // digits, and after those of earlier blocks with the same one. TOGETHER loads are in flight.
 template <u32 TOGETHER, class Key>
 __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts, Pass pass,
-                                                 Key (&of_warp)[SORT_WARPS]) {
+                                                 Key (&per_warp)[SORT_WARPS]) {
     Key total = 0, earlier = 0;
     if (threadIdx.x < radix(pass)) {
         const u32 blocks = static_cast<u32>(pass.blocks);
@@ -95,7 +96,7 @@ __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts,
             }
         }
     }
-    return sum_before(total, of_warp) + earlier;
+    return sum_before(total, per_warp) + earlier;
 }
 
 // The lanes of the warp whose entries are valid and have this lane's digit.
@@ -117,6 +118,8 @@ struct TileItems {
     u32 rank[ITEMS];  // earlier entries of the warp with the same digit
     i32 valid;        // entry[0 .. valid) exist
 
+    // Loads the thread's ITEMS entries of the tile that begins at `tile`: each warp has WARP *
+    // ITEMS neighbours.
     __device__ void load(const Entry* __restrict__ from, i64 tile, i64 end) {
         const i64 first = tile + threadIdx.x / WARP * (WARP * ITEMS) + threadIdx.x % WARP;
         valid = 0;
@@ -169,10 +172,10 @@ struct SortedTile {
     }
     // Sets `first` and `shift`. destination: where the block's next entry with digit threadIdx.x
     // goes in the result; moves on by the tile's count.
-    __device__ void place_digits(Key& destination, Pass pass, Key (&of_warp)[SORT_WARPS]) {
+    __device__ void place_digits(Key& destination, Pass pass, Key (&per_warp)[SORT_WARPS]) {
         const bool has_digit = threadIdx.x < radix(pass);
         const u32 count = has_digit ? count_earlier_warps(threadIdx.x) : 0;
-        const Key before = sum_before(static_cast<Key>(count), of_warp);
+        const Key before = sum_before(static_cast<Key>(count), per_warp);
         if (has_digit) {
             first[threadIdx.x] = static_cast<u32>(before);
             shift[threadIdx.x] = destination - before;
@@ -205,17 +208,17 @@ __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ 
                                                  Entry<Key>* __restrict__ to,
                                                  const Key* __restrict__ counts, Pass pass,
                                                  SortedTile<Key, ITEMS>& sorted,
-                                                 Key (&of_warp)[SORT_WARPS]) {
+                                                 Key (&per_warp)[SORT_WARPS]) {
     pass = in_registers(pass);
     const i64 end = end_of(pass);
     TileItems<Key, ITEMS> items;
     items.load(from, first_of(pass), end);
     constexpr u32 TOGETHER = ITEMS <= SHORT_ITEMS<sizeof(Key)> ? 128 / sizeof(Key) : 8;
-    Key destination = first_destination<TOGETHER>(counts, pass, of_warp);
+    Key destination = first_destination<TOGETHER>(counts, pass, per_warp);
     for (i64 tile = first_of(pass); tile < end; tile += sorted.size) {
         items.count(sorted.seen[threadIdx.x / WARP], pass);
         __syncthreads();
-        sorted.place_digits(destination, pass, of_warp);
+        sorted.place_digits(destination, pass, per_warp);
         __syncthreads();
         sorted.put(items, pass);
         if (tile + sorted.size < end)  // while this tile is written

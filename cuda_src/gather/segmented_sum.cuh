@@ -152,9 +152,12 @@ struct Parent {
         last = entries[(node + 1) * unit - 1].key;
         vec::all_are_asked_for();  // starts the loads early
     }
+    // True if all children are of one row of dX: then the parent has a sum, too.
     __device__ __forceinline__ bool has_sum(const Parents& parents, const Sizes& sizes) const {
         return node < parents.n && first == last && first < sizes.n_rows;
     }
+    // sums[parent] = sum of the sums of its FANOUT children, by the block that completes the last
+    // of them.
     template <int N, class A>
     __device__ __forceinline__ void sum(A* sums, const Items& items, const Sizes& sizes,
                                         const Level& level, const Parents& parents,

@@ -29,6 +29,7 @@ struct SortedSlices {
 
     // at(i): address of slice i in sorted order, = slice_of(place(i)).
     __device__ Key place(Key i) const { return N > 1 || dy ? entries[i].position : i; }
+    // The slice of dY of entry `place`, or, for single elements, the bits that the entry has.
     __device__ const T* slice_of(Key place) const {
         return N > 1 || dy ? dy + place * width
                            : reinterpret_cast<const T*>(&entries[place].position);
@@ -67,6 +68,7 @@ struct Sum {
         return vec::load_streaming(reinterpret_cast<const Vec<E, N>*>(from));
     }
 
+    // value[i] += slice[i], i < N.
     template <class E>
     __device__ __forceinline__ void add(const Vec<E, N>& slice) {
 #pragma unroll

@@ -29,6 +29,7 @@ struct Row {
     const INDEX* indices;
     i64 n_rows;
 
+    // indices[k], or n_rows + indices[k] if it is negative; NOWHERE if that is out of range.
     __device__ i64 operator()(i64 k) const { return wrapped(indices[k], n_rows); }
 };
 
@@ -60,6 +61,8 @@ struct Element {
         const i64 row = divided<Key>(k, lines.columns);
         return at(row, k - row * lines.columns, indices[k]);
     }
+    // Offset in dX of the element that `index` names on the line (row, column); NOWHERE if it is
+    // out of range.
     __device__ i64 at(i64 row, i64 column, i64 index) const {
         const i64 i = wrapped(index, lines.extent);
         if (i == NOWHERE) return NOWHERE;

@@ -19,6 +19,7 @@ __device__ __forceinline__ u8 to_e5m2(float x) {
     return static_cast<u8>(sign | (magnitude > 0x7F800000u ? NAN_CODE : code));
 }
 
+// The E5M2 code of x, rounded to nearest even: sign (bit 7), 5 bits of exponent, 2 of fraction.
 __device__ __forceinline__ u8 to_e5m2(double x) {
     const u32 sign = static_cast<u32>(bits_of(x) >> 56) & 0x80u;
     const u64 magnitude = bits_of(x) & 0x7FFFFFFFFFFFFFFFull;
@@ -58,6 +59,7 @@ __device__ __forceinline__ u32 four_to_e5m2(const E* x) {
     return codes;
 }
 
+// E5M2 codes of four float16, one a byte.
 __device__ __forceinline__ u32 four_to_e5m2(const __half* x) {
     const u32* words = reinterpret_cast<const u32*>(x);
     return halves_to_e5m2(words[0], words[1], upper_bytes(words[0], words[1]));

@@ -40,10 +40,12 @@ __device__ __forceinline__ bool is_positive(bool x) { return x; }
 __device__ __forceinline__ bool is_positive(__half x) { return bits_of(x) - 1u < 0x7C00u; }
 __device__ __forceinline__ bool is_positive(__nv_bfloat16 x) { return bits_of(x) - 1u < 0x7F80u; }
 __device__ __forceinline__ bool is_positive(float x) { return bits_of(x) - 1u < 0x7F800000u; }
+// x > 0, by its bits: one comparison, false for NaN.
 __device__ __forceinline__ bool is_positive(double x) {
     return bits_of(x) - 1u < 0x7FF0000000000000ull;
 }
 
+// x rounded to float16; a NaN keeps its sign.
 template <class E>
 __device__ __forceinline__ __half to_half(E x) {
     return nan::converted<__half>(x);
@@ -70,6 +72,7 @@ struct FromHalf {
 // y[i] = F(x[i]) for each of N elements.
 template <class Y, class F>
 struct Each {
+    // y[i] = F(x[i]), i < N.
     template <class X, int N>
     __device__ Vec<Y, N> operator()(const Vec<X, N>& x, int) const {
         Vec<Y, N> y;
@@ -95,6 +98,7 @@ __device__ __forceinline__ void decode_elements(bool aligned, const X* x, T* y, 
 
 // y[i] = x[i] in E5M2, four elements at a time.
 struct ToE5m2 {
+    // E5M2 codes of READ elements.
     __device__ Vec<u8, READ> operator()(const Vec<T, READ>& x, int) const {
         Vec<u8, READ> y;
 #pragma unroll
@@ -108,6 +112,7 @@ struct ToE5m2 {
 
 // Bit 7 - i % 8 of y[i / 8] is set where x[i] > 0.
 struct Pack1 {
+    // Bit 7 - i % 8 of byte i / 8 = x[i] > 0.
     __device__ Vec<u8, READ_BOXES / 8> operator()(const Vec<T, READ_BOXES>& x, int) const {
         Vec<u8, READ_BOXES / 8> y{};
 #pragma unroll
@@ -119,6 +124,7 @@ struct Pack1 {
 
 // y[i] = 1 where bit 7 - (share * WRITE + i % 8) of x[i / 8] is set, else 0.
 struct Unpack1 {
+    // y[i] = 1 or 0, bit by bit. Threads with the same bytes have different `share`s of WRITE bits.
     template <int N>
     __device__ Vec<T, WRITE> operator()(const Vec<u8, N>& x, int share) const {
         Vec<T, WRITE> y;
@@ -138,6 +144,7 @@ struct Unpack1 {
 template <bool KEEP_SIGN>
 struct Msfp15Encode {
     bool& saw_nonfinite;
+    // MSFP15 codes of the boxes in x.
     __device__ Vec<u8, READ_BOXES> operator()(const Vec<T, READ_BOXES>& x, int) const {
         Vec<u8, READ_BOXES> codes;
 #pragma unroll
@@ -185,6 +192,7 @@ __device__ __forceinline__ void encode_msfp15(bool aligned, const T* x, u8* y, i
 // y = elements share * 8 / SHARES to (share + 1) * 8 / SHARES - 1 of each box of eight bytes.
 struct Msfp15Decode {
     bool keep_nonfinite;
+    // The elements of share `share` of each MSFP15 box in `codes`.
     template <int N>
     __device__ Vec<T, WRITE> operator()(const Vec<u8, N>& codes, int share) const {
         Vec<T, WRITE> y;
@@ -249,9 +257,9 @@ __device__ __forceinline__ u32 rectify(Vec<T, WRITE>& x) {
     u32 bits = 0;
 #pragma unroll
     for (int i = 0; i < WRITE; ++i) {
-        const bool is_kept = is_positive(x.at[i]) || nan::is_nan(x.at[i]);
-        bits |= static_cast<u32>(is_kept) << (WRITE - 1 - i);
-        if (!is_kept) x.at[i] = from_acc<T>(0.0f);
+        const bool passes = is_positive(x.at[i]) || nan::is_nan(x.at[i]);
+        bits |= static_cast<u32>(passes) << (WRITE - 1 - i);
+        if (!passes) x.at[i] = from_acc<T>(0.0f);
     }
     bits <<= (SHARES - 1 - threadIdx.x % SHARES) * WRITE;
 #pragma unroll
@@ -274,9 +282,9 @@ __device__ __forceinline__ void rectify_elements(const T* x, T* y, u8* bits, i64
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const i64 i = first + u * THREADS;
-            const u32 found = rectify(loaded[u]);
+            const u32 relu_bits = rectify(loaded[u]);
             if (y) reinterpret_cast<Vec<T, WRITE>*>(y)[i] = loaded[u];
-            if (has_byte) bits[i / SHARES] = static_cast<u8>(found);
+            if (has_byte) bits[i / SHARES] = static_cast<u8>(relu_bits);
         }
         return;
     }
@@ -284,9 +292,9 @@ __device__ __forceinline__ void rectify_elements(const T* x, T* y, u8* bits, i64
     for (int u = 0; u < UNROLL; ++u) {  // no early return: rectify shuffles among all lanes
         const i64 element = (first + u * THREADS) * WRITE;
         Vec<T, WRITE> loaded = vec::load_elements<T, WRITE>(x, element, n);
-        const u32 found = rectify(loaded);
+        const u32 relu_bits = rectify(loaded);
         if (y) vec::store_elements<T, WRITE>(y, element, n, loaded);
-        if (has_byte && element < n) bits[element / BOX] = static_cast<u8>(found);
+        if (has_byte && element < n) bits[element / BOX] = static_cast<u8>(relu_bits);
     }
 }
 

@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const Array<T> array{x, n, aligned};
     const Sample sample{groups, inner, stride, per_run, pieces, tiles, lanes};
     const i64 rank = (turn_of_groups * (WARPS / 2) + warp / 2) * gridDim.x + blockIdx.x;
-    Totals& of_warp = shared.of_warp[warp];
+    Totals& per_warp = shared.per_warp[warp];
     u32 exponent = 0;
 #pragma unroll 1
     for (u32 turn = 0; turn < 2; ++turn) {
@@ -111,17 +111,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             exponent = encode_tiles(array, y, keep_nonfinite);
             continue;
         }
-        Totals& own = shared.of_thread[threadIdx.x];  // registers are for encoding
+        Totals& own = shared.per_thread[threadIdx.x];  // registers are for encoding
         own = {};
         measure_groups(array, sample, grouped, rank, static_cast<i64>(gridDim.x) * WARPS, own);
-        Totals found = own;
-        sum_lanes(found, WARP);
-        if (threadIdx.x % WARP == 0) of_warp = found;
+        Totals block_totals = own;
+        sum_lanes(block_totals, WARP);
+        if (threadIdx.x % WARP == 0) per_warp = block_totals;
     }
     if (guard == nullptr) return;
 #pragma unroll 1
     for (u32 step = WARP / 2; step > 0; step /= 2)
         exponent = max(exponent, __shfl_xor_sync(ALL_LANES, exponent, step));
-    if (threadIdx.x % WARP == 0) of_warp.exponent = exponent;
+    if (threadIdx.x % WARP == 0) per_warp.exponent = exponent;
     finish(totals, ticket, guard, shared);
 }

@@ -57,6 +57,7 @@ struct GroupSums {
     double off = 0, distance = 0, squares = 0;
     int n = 0;
 
+    // Adds the sums of `count` elements.
     __device__ __forceinline__ void add(const Measured& some, int count) {
         off += some.off;
         distance += some.distance;
@@ -92,11 +93,11 @@ __device__ __forceinline__ GroupSums measure_group(const Array<T>& array, const 
         const int n = share.end - share.begin;
         if (n <= 0) continue;
         const Tile<T> tile = load_tile(array.x, share.tile, array.n, array.aligned);
-        const Measured found =
+        const Measured deviation =
             n == TILE ? measured<true, T>(tile, origin, 0, TILE, TILE)
                       : measured<false, T>(tile, origin, share.begin, share.end, share.there);
-        totals.tile_deviation += found.from_tile;
-        sums.add(found, n);
+        totals.tile_deviation += deviation.from_tile;
+        sums.add(deviation, n);
     }
     return sums;
 }
@@ -107,9 +108,9 @@ template <class T>
 __device__ __forceinline__ void measure_groups(const Array<T>& array, const Sample& sample,
                                                bool grouped, i64 warp, i64 n_warps,
                                                Totals& totals) {
-    const u32 lane = threadIdx.x % WARP, of_warp = WARP / sample.lanes;
+    const u32 lane = threadIdx.x % WARP, per_warp = WARP / sample.lanes;
 #pragma unroll 1
-    for (i64 some = warp * of_warp; some < sample.groups; some += n_warps * of_warp) {
+    for (i64 some = warp * per_warp; some < sample.groups; some += n_warps * per_warp) {
         const i64 group = some + lane / sample.lanes;
         const bool is_there = group < sample.groups;
         GroupSums sums;

@@ -26,6 +26,7 @@ struct Totals {
     double error, tile_deviation, group_deviation, worst;
     u32 exponent;
 
+    // Merges two sets: sums of sums, the larger of maxima.
     __device__ __forceinline__ void add(const Totals& other) {
         error += other.error;
         tile_deviation += other.tile_deviation;
@@ -77,27 +78,27 @@ __device__ __forceinline__ void sum_lanes(Totals& totals, u32 n) {
 template <int THREADS>
 struct Shared {
     static constexpr u32 WARPS = THREADS / WARP;
-    Totals of_thread[THREADS], of_warp[WARPS];
+    Totals per_thread[THREADS], per_warp[WARPS];
     bool last;
 };
 
-// Thread 0 returns shared.of_warp[0] + ... + shared.of_warp[WARPS - 1]. Has a barrier.
+// Thread 0 returns shared.per_warp[0] + ... + shared.per_warp[WARPS - 1]. Has a barrier.
 template <int THREADS>
 __device__ __forceinline__ Totals sum_warps(const Shared<THREADS>& shared) {
     Totals sum{};
     __syncthreads();
     if (threadIdx.x >= WARP) return sum;
-    if (threadIdx.x < shared.WARPS) sum = shared.of_warp[threadIdx.x];
+    if (threadIdx.x < shared.WARPS) sum = shared.per_warp[threadIdx.x];
     sum_lanes(sum, shared.WARPS);
     return sum;
 }
 
-// of_blocks[blockIdx.x] = the block's totals, from shared.of_warp; the block that finishes last
+// per_block[blockIdx.x] = the block's totals, from shared.per_warp; the block that finishes last
 // adds those of all blocks and stores the guard.
 template <int THREADS>
-__device__ __forceinline__ void finish(double* of_blocks, Zeroed<u32>* ticket, float* guard,
+__device__ __forceinline__ void finish(double* per_block, Zeroed<u32>* ticket, float* guard,
                                        Shared<THREADS>& shared) {
-    Totals* const totals = reinterpret_cast<Totals*>(of_blocks);
+    Totals* const totals = reinterpret_cast<Totals*>(per_block);
     const Totals own = sum_warps(shared);
     if (threadIdx.x == 0) totals[blockIdx.x] = own;
     if (!reduce::arrives_last(ticket, gridDim.x, shared.last)) return;
@@ -105,7 +106,7 @@ __device__ __forceinline__ void finish(double* of_blocks, Zeroed<u32>* ticket, f
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < gridDim.x; i += THREADS) all.add(loaded(totals[i]));
     sum_lanes(all, WARP);
-    if (threadIdx.x % WARP == 0) shared.of_warp[threadIdx.x / WARP] = all;
+    if (threadIdx.x % WARP == 0) shared.per_warp[threadIdx.x / WARP] = all;
     all = sum_warps(shared);
     if (threadIdx.x == 0) all.store(guard);
 }

@@ -10,7 +10,7 @@ namespace cto::facts::gist_narrow {
 constexpr int THREADS = 384;
 // Of decoded elements a thread has in flight
 constexpr int NBYTES = 64;
-// The same where FP10 is made
+// The same in the encoder of FP10
 constexpr int FP10_NBYTES = 96;
 // Indices
 constexpr int IN_BYTE = 2;

@@ -40,6 +40,7 @@ using DecodeFp10 = Tiling<FP10_WORDS, WRITE, 3, NBYTES, THREADS>;
 
 // y[k] = the FP10 codes of x[3 k], x[3 k + 1] and x[3 k + 2].
 struct ToFp10 {
+    // FP10 codes of FP10_READ elements, three in a word.
     __device__ Vec<u32, FP10_WORDS> operator()(const Vec<T, FP10_READ>& x, int) const {
         Vec<u32, FP10_WORDS> y;
         fp10::encode<FP10_WORDS>(x.at, y.at);
@@ -49,6 +50,7 @@ struct ToFp10 {
 // y = elements share * WRITE to (share + 1) * WRITE - 1 of those that the
 // words x encode, share < 3.
 struct FromFp10 {
+    // The elements of share `share` of the FP10 codes in x.
     __device__ Vec<T, WRITE> operator()(const Vec<u32, FP10_WORDS>& x, int share) const {
         Vec<T, WRITE> y;
         fp10::decode_share<WRITE, FP10_WORDS>(x.at, share, y.at);
@@ -66,6 +68,7 @@ using DecodeIndices = Tiling<WRITTEN_INDICES / IN_BYTE, WRITTEN_INDICES, 1, NBYT
 
 // y[k] = x[2 k] & 15 | (x[2 k + 1] & 15) << 4.
 struct ToIndices {
+    // Two indices in a byte, the first in its lower half; of an index the lowest 4 bits.
     __device__ Vec<u8, READ_INDICES / IN_BYTE> operator()(const Vec<Index, READ_INDICES>& x,
                                                           int) const {
         Vec<u8, READ_INDICES / IN_BYTE> y;
@@ -88,6 +91,7 @@ __device__ __forceinline__ void decode_words(const u32* x, u32* y) {
 
 // y[i] = x[i / 2] & 15 for even i, x[i / 2] >> 4 for odd i.
 struct FromIndices {
+    // The two indices of each byte, the lower half first.
     __device__ Vec<Index, WRITTEN_INDICES> operator()(const Vec<u8, WRITTEN_INDICES / IN_BYTE>& x,
                                                       int) const {
         Vec<Index, WRITTEN_INDICES> y;

@@ -44,6 +44,8 @@ __device__ __forceinline__ int scale_of(u32 magnitude) {
     const u32 fraction = magnitude << shift & 0x7FFFFFu;
     return exponent - F::LARGEST_EXPONENT + (fraction >= F::FIRST_BEYOND + F::TIE_STAYS);
 }
+// The exponent s of a block whose largest magnitude has these bits of a double: the least s for
+// which magnitude / 2^s rounds to a finite code.
 template <class F>
 __device__ __forceinline__ int scale_of(u64 magnitude) {
     if (magnitude == 0) return 0;
@@ -59,6 +61,7 @@ constexpr int INFINITY_MARK = 0x4000;
 // The scale of a block with infinities, and back; no scale is beyond -1082 to 1020 without the mark.
 __device__ __forceinline__ int marked(int scale) { return (scale + 1) ^ INFINITY_MARK; }
 __device__ __forceinline__ int unmarked(int scale) { return scale ^ INFINITY_MARK; }
+// True if bits 14 and 15 of a scale differ: its block has an infinity.
 __device__ __forceinline__ bool is_marked(int scale) {
     return ((scale ^ scale >> 1) & INFINITY_MARK) != 0;
 }
@@ -69,10 +72,12 @@ template <class A>
 struct Power {
     A first, second;
 };
+// 2^exponent as a product of two floats, as it may be beyond the range of one.
 __device__ __forceinline__ Power<float> power_of_two(int exponent, float) {
     const int cut = min(max(exponent, -240), 240), half = cut >> 1;
     return {__uint_as_float((127 + half) << 23), __uint_as_float((127 + cut - half) << 23)};
 }
+// 2^exponent as a product of two doubles, as it may be beyond the range of one.
 __device__ __forceinline__ Power<double> power_of_two(int exponent, double) {
     const int cut = min(max(exponent, -2040), 2046), half = cut >> 1;
     return {double_of(static_cast<u64>(1023 + half) << 52),

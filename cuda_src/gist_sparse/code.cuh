@@ -22,7 +22,7 @@ __device__ __forceinline__ i64 tiles_of(i64 n) {
 
 // True if the code is its head and the raw elements.
 template <class T>
-__device__ __forceinline__ bool is_kept(const u8* x, i64 n, const Code& code, bool aligned) {
+__device__ __forceinline__ bool is_raw(const u8* x, i64 n, const Code& code, bool aligned) {
     return HEAD_NBYTES + n * static_cast<i64>(sizeof(T)) <= code.nbytes &&
            load_any<u64>(x + 8, aligned) != 0;
 }

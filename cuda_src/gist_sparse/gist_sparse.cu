@@ -61,7 +61,7 @@ __device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1)
 // Global scratch memory.
 struct Scratch {
     Zeroed<u32>* tickets;
-    Zeroed<u32>* groups;  // of each tile, as prefix::say publishes them
+    Zeroed<u32>* groups;  // of each tile, as prefix::publish stores them
     u64* begins;          // begins[tile] = groups of all tiles before it; only if tile 0 is full
     u64* nbytes;          // of the sparse code
     u32* full;            // number of full tiles before the first that is not full
@@ -133,8 +133,8 @@ __device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loa
     const u32 count = rank<WIDTH>(bits, counts, before);
     if (COUNTS_ARE_SHARED && threadIdx.x == 0) packed.count = count;
     if (SAYS && threadIdx.x == 0)
-        prefix::say(call.scratch.groups, tile, groups_of(count),
-                    Values::AS_LONG && !is_full(call, tile, count));
+        prefix::publish(call.scratch.groups, tile, groups_of(count),
+                        Values::AS_LONG && !is_full(call, tile, count));
     pack(loaded, bits, before, count, packed);
     return count;
 }
@@ -221,7 +221,8 @@ enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
 __device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 count) {
     if (!Values::AS_LONG) return SPARSE;
     const bool is_first = tile == 0;
-    if (is_first ? is_full(call, tile, count) : prefix::look(call.scratch.groups, 0) < prefix::MARK)
+    if (is_first ? is_full(call, tile, count)
+                 : prefix::read_word(call.scratch.groups, 0) < prefix::MARK)
         return KEPT;
     if (is_first && threadIdx.x == 0) *call.scratch.full = 0;
     return SPARSE;
@@ -277,13 +278,13 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
         prefix::Span<ENCODERS, Values::AS_LONG> between(call.scratch.groups, summed,
                                                         packed == NONE ? 0 : packed);
         if (next != NONE) load_tile<true>(call.x, next, call.n, call.aligned, loaded);
-        const prefix::Heard heard =
-            prefix::of_block<Values::AS_LONG>(between.heard(), shared.parts);
-        begin += heard.sum;
+        const prefix::Total total =
+            prefix::of_block<Values::AS_LONG>(between.total(), shared.parts);
+        begin += total.sum;
         place ^= 1;
         if (packed != NONE) {
             const u32 count = COUNTS_ARE_SHARED ? shared.tiles[place].count : of_packed;
-            finish_tile(call, shared.tiles[place], packed, count, begin, heard.marked, way);
+            finish_tile(call, shared.tiles[place], packed, count, begin, total.marked, way);
             begin += groups_of(count);
             summed = packed + 1;
         }
@@ -321,7 +322,7 @@ __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8*
         begin = load_any<i64>(start, aligned);
         end = load_any<i64>(tile == tiles_of<T>(n) - 1 ? x : start + 8, aligned);
     }
-    if (is_kept<T>(x, n, code, aligned)) {
+    if (is_raw<T>(x, n, code, aligned)) {
         copy_tile<T, DECODED_ROWS>(x + HEAD_NBYTES, reinterpret_cast<u8*>(y), tile, n, aligned);
         return;
     }
@@ -378,12 +379,13 @@ extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned) {
-    const i64 tiles = tiles_of<T>(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
+    const i64 tiles = tiles_of<T>(n_x),
+              raw_nbytes = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
     const i64 thread = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) groups[tile].value = 0;
-    const bool was_encoded = kept > values;
+    const bool was_encoded = raw_nbytes > values;
     const u32 first = Values::AS_LONG && was_encoded ? *full : 0;
-    if (was_encoded && static_cast<i64>(*nbytes) < kept) {
+    if (was_encoded && static_cast<i64>(*nbytes) < raw_nbytes) {
         if constexpr (Values::AS_LONG) {
             __shared__ Packed packed;
             __shared__ Counts counts;
@@ -399,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
     if (thread == 0) {
-        store_any<u64>(y, kept, aligned);
+        store_any<u64>(y, raw_nbytes, aligned);
         store_any<u64>(y + 8, 1, aligned);
     }
     for (i64 tile = first + blockIdx.x; tile < tiles; tile += gridDim.x)

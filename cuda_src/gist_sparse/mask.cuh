@@ -164,6 +164,7 @@ __device__ __forceinline__ u32 unpack_four(const u32* packed, u32 place, u32 bit
     const u32 pairs = (bits | bits << 6) & 0x0303u, spread = (pairs | pairs << 3) & 0x1111u;
     return __byte_perm(following, 0, spread * 0x1110u | (spread ^ 0x1111u) << 2);
 }
+// value[i] = the next byte of `packed`, from `place` on, where bit i of `bits` is set, else 0.
 __device__ __forceinline__ vec::Vec<u8, 16> unpack(const u8* packed, u32 place, u32 bits) {
     vec::Vec<u8, 16> value;
 #pragma unroll

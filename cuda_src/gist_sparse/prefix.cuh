@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Prefix sum over tiles inside one launch: sum of the counts of all tiles before a tile.
 //
-// The block of a tile publishes its count in global memory (say). Each block adds the counts of all
+// The block of a tile publishes its count in global memory (publish). Each block adds the counts of all
 // tiles between its last tile and its next one to its running sum (Span). No chain of sums from
 // block to block: that would cost a microsecond a block while memory is busy.
 //
@@ -19,14 +19,16 @@ constexpr u32 MARK = 1u << 31;
 
 // words[tile] = count + 1, with MARK if marked; 0 means not published yet. volatile: other blocks
 // read it during the launch.
-__device__ __forceinline__ void say(Zeroed<u32>* words, u32 tile, u32 has, bool marked) {
+__device__ __forceinline__ void publish(Zeroed<u32>* words, u32 tile, u32 has, bool marked) {
     *static_cast<volatile u32*>(&words[tile].value) = has + 1 + (marked ? MARK : 0);
 }
 
-__device__ __forceinline__ u32 look(const Zeroed<u32>* words, u32 tile) {
+// The word that another block writes while this one runs: read from memory each time.
+__device__ __forceinline__ u32 read_word(const Zeroed<u32>* words, u32 tile) {
     return *static_cast<const volatile u32*>(&words[tile].value);
 }
 
+// Sum of x over the lanes of a warp, in each.
 __device__ __forceinline__ u32 warp_sum(u32 x) {
 #pragma unroll
     for (int lanes = WARP / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(ALL_LANES, x, lanes);
@@ -34,13 +36,13 @@ __device__ __forceinline__ u32 warp_sum(u32 x) {
 }
 
 // The sum of the counts of some tiles, and true if one of them has a mark.
-struct Heard {
+struct Total {
     u64 sum;
     bool marked;
 };
 
 // The words of tiles `from` to end - 1; thread t of the block reads those of tiles from + t,
-// from + t + THREADS, .... The constructor issues the first loads, `heard` waits for their values.
+// from + t + THREADS, .... The constructor issues the first loads, `total` waits for their values.
 // HAS_MARKS: words may have a mark.
 template <int THREADS, bool HAS_MARKS>
 class Span {
@@ -48,45 +50,45 @@ class Span {
 
     const Zeroed<u32>* words;
     u32 from, end;
-    u32 asked[EARLY];
+    u32 loaded_words[EARLY];
 
     // Loads the thread's next EARLY words; 1, a count of 0, past the end.
-    __device__ __forceinline__ void ask() {
+    __device__ __forceinline__ void load_words() {
 #pragma unroll
         for (int i = 0; i < EARLY; ++i) {
             const u32 tile = from + i * THREADS + threadIdx.x;
-            asked[i] = tile < end ? look(words, tile) : 1;
+            loaded_words[i] = tile < end ? read_word(words, tile) : 1;
         }
     }
     // True if all words that the warp has loaded were published.
-    __device__ __forceinline__ bool answered() const {
+    __device__ __forceinline__ bool are_published() const {
         bool all = true;
 #pragma unroll
-        for (int i = 0; i < EARLY; ++i) all = all && asked[i] != 0;
+        for (int i = 0; i < EARLY; ++i) all = all && loaded_words[i] != 0;
         return __all_sync(ALL_LANES, all);
     }
 
   public:
     __device__ __forceinline__ Span(const Zeroed<u32>* words, u32 from, u32 end)
         : words(words), from(from), end(end) {
-        ask();
+        load_words();
     }
 
     // The sum of this thread's words; waits until all are published. Marks are summed too, but they
     // change only the highest bit, which is masked.
-    __device__ __forceinline__ Heard heard() {
+    __device__ __forceinline__ Total total() {
         u32 sum = 0, any = 0;
         while (true) {
-            while (!answered()) ask();
+            while (!are_published()) load_words();
 #pragma unroll
             for (int i = 0; i < EARLY; ++i) {
-                sum += asked[i] - 1;
-                any |= asked[i];
+                sum += loaded_words[i] - 1;
+                any |= loaded_words[i];
             }
             from += EARLY * THREADS;
             if (from >= end)
-                return HAS_MARKS ? Heard{sum & ~MARK, (any & MARK) != 0} : Heard{sum, false};
-            ask();
+                return HAS_MARKS ? Total{sum & ~MARK, (any & MARK) != 0} : Total{sum, false};
+            load_words();
         }
     }
 };
@@ -94,10 +96,10 @@ class Span {
 // The sum of `own` over the block, for all of its threads, which all call it: it has a barrier.
 // A warp's sum must be below 2^32.
 template <bool HAS_MARKS, int WARPS>
-__device__ __forceinline__ Heard of_block(const Heard& own, u32 (&parts)[WARPS]) {
+__device__ __forceinline__ Total of_block(const Total& own, u32 (&parts)[WARPS]) {
     const u32 sum = warp_sum(static_cast<u32>(own.sum));
     if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = sum;
-    Heard all{0, false};
+    Total all{0, false};
     if constexpr (HAS_MARKS)
         all.marked = __syncthreads_or(own.marked) != 0;
     else

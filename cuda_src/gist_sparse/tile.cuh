@@ -19,6 +19,7 @@ __device__ __forceinline__ int lane() { return threadIdx.x % WARP; }
 
 // ---- loads and stores at addresses of any alignment; aligned: at a multiple of sizeof(V) --------
 
+// *from, byte by byte if it is not aligned.
 template <class V>
 __device__ __forceinline__ V load_any(const u8* from, bool aligned) {
     if (aligned) return *reinterpret_cast<const V*>(from);
@@ -28,6 +29,7 @@ __device__ __forceinline__ V load_any(const u8* from, bool aligned) {
         reinterpret_cast<u8*>(&loaded)[i] = from[i];
     return loaded;
 }
+// *to = value, byte by byte if `to` is not aligned.
 template <class V>
 __device__ __forceinline__ void store_any(u8* to, const V& value, bool aligned) {
     if (aligned) {

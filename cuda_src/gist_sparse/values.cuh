@@ -28,9 +28,11 @@ template <class E>
 struct AsTheyAre {
     static constexpr int GROUP = vec::WIDTH<E>;
     static constexpr bool HAS_NAN = false, AS_LONG = true;
+    // FP10 codes of a group of values, three in a word.
     static __device__ uint4 encode(const E* values) {
         return *reinterpret_cast<const uint4*>(values);
     }
+    // The values of a group of FP10 codes.
     static __device__ void decode(const uint4& code, E* values) {
         *reinterpret_cast<uint4*>(values) = code;
     }
@@ -66,6 +68,7 @@ struct Msfp15 {
         const uint2 low = encode_box(values), high = encode_box(values + 8);
         return make_uint4(low.x, low.y, high.x, high.y);
     }
+    // The values of two MSFP15 boxes; boxes with NaN or infinities are decoded again, exactly.
     static __device__ void decode(const uint4& code, E* values) {
         const uint2 low = make_uint2(code.x, code.y), high = make_uint2(code.z, code.w);
         Group<E, GROUP> group;

@@ -49,16 +49,19 @@ struct Accumulate {
         return sizeof(T) >= sizeof(VALUE) ? vec::elements_to_16(new_sum)
                                           : vec::elements_to_16(value);
     }
+    // True if all arrays may be accessed in vectors from element `first` on.
     __device__ bool has_vecs_at(int first) const {
         return range_map::has_vecs_at<WIDTH>(old_sum, first) &&
                range_map::has_vecs_at<WIDTH>(value, first) &&
                range_map::has_vecs_at<WIDTH>(new_sum, first);
     }
+    // Loads N elements from i on of each input.
     template <int N>
     __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
         loaded.sum = *reinterpret_cast<const Vec<T, N>*>(old_sum + i);
         loaded.value = *reinterpret_cast<const Vec<VALUE, N>*>(value + i);
     }
+    // new_sum[i + k] = old_sum[i + k] + value[i + k], k < N.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         Vec<T, N> sum;
@@ -89,6 +92,7 @@ struct Convert {
     __device__ __forceinline__ void load(Vec<X, N>& loaded, i64 i) const {
         loaded = *reinterpret_cast<const Vec<X, N>*>(x + i);
     }
+    // y[i + k] = rule(x[i + k]), k < N.
     template <int N>
     __device__ __forceinline__ void store(const Vec<X, N>& loaded, i64 i) const {
         Vec<T, N> converted;

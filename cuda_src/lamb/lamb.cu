@@ -57,7 +57,7 @@ __device__ __forceinline__ DirectionFactors direction_factors(const LambRule& ru
     by.epsilon = static_cast<ACC>(rule.epsilon);
     by.c1 = static_cast<ACC>(of_moments[0]);
     by.c2 = static_cast<ACC>(of_moments[1]);
-    by.update = numbers.can_be_made();
+    by.update = numbers.allows_step();
     return by;
 }
 
@@ -273,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Copy copy{array_of<const u16>(arrays, columns, 1, t),
                     array_of<u16>(arrays, columns, 4, t), is_bfloat16};
     const double lr = as_double(rate);
-    if (as_i64(update) == 0 || !step::can_be_made(lr, as_double(loss_scale))) {
+    if (as_i64(update) == 0 || !step::allows_step(lr, as_double(loss_scale))) {
         copy_through(w, new_w, chunk.first, chunk.end);
         copy.copy_through(chunk.first, chunk.end);
         return;

@@ -6,12 +6,12 @@
 
 namespace cto::facts::layer_norm {
 
-// Of a block with rows that are held on chip
-constexpr int HELD_THREADS = 512;
+// Threads of a block whose rows stay on chip, at most
+constexpr int STAGED_THREADS = 512;
 // Of a block that walks down columns
 constexpr int COLUMN_THREADS = 256;
 // Elements that a thread holds of a row. In registers, by slots, by the bytes of an element of X and
-// one of Y; of rows of more than DEEP_LENGTH, in blocks of HELD_THREADS at most; of rows that fit
+// one of Y; of rows of more than DEEP_LENGTH, in blocks of STAGED_THREADS at most; of rows that fit
 // into no block otherwise.
 template <int NBYTES>
 constexpr int COLUMNS = 0;
@@ -51,11 +51,11 @@ template <>
 constexpr int FULL_COLUMNS<16> = 4;
 // In shared memory, by slots; of single elements in both; by the bytes of an accumulator.
 template <int NBYTES>
-constexpr int HELD_COLUMNS = 0;
+constexpr int VECTOR_COLUMNS = 0;
 template <>
-constexpr int HELD_COLUMNS<4> = 32;
+constexpr int VECTOR_COLUMNS<4> = 32;
 template <>
-constexpr int HELD_COLUMNS<8> = 8;
+constexpr int VECTOR_COLUMNS<8> = 8;
 template <int NBYTES>
 constexpr int SINGLE_COLUMNS = 0;
 template <>

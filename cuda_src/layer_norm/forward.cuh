@@ -69,7 +69,7 @@ template <class A>
 struct Moments {
     A n, mean, squares;
 
-    __device__ __forceinline__ void join(u32 threads, bool is_centred, Moments* of_warp) {
+    __device__ __forceinline__ void join(u32 threads, bool is_centred, Moments* per_warp) {
         if (threads < WARP) {
 #pragma unroll 1
             for (u32 step = 1; step < threads; step *= 2) merge_lane(step);
@@ -80,7 +80,7 @@ struct Moments {
 #pragma unroll
             for (u32 step = 1; step < WARP; step *= 2) add_lane(step);
         }
-        if (threads > WARP) join_warps(threads / WARP, of_warp);
+        if (threads > WARP) join_warps(threads / WARP, per_warp);
     }
 
   private:
@@ -92,21 +92,24 @@ struct Moments {
         mean = (mean + other) / 2;
         add_lane(step);
     }
+    // Adds the squares of lane ^ step, which has as many elements.
     __device__ __forceinline__ void add_lane(u32 step) {
         squares += __shfl_xor_sync(ALL_LANES, squares, step);
         n *= 2;
     }
-    __device__ __forceinline__ void join_warps(u32 warps, Moments* of_warp) {
-        if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = *this;
+    // Merges the sets of a block's warps, which have n elements each: mean = mean of means, squares
+    // = sum of (squares + n (mean of the warp - mean)^2). per_warp: shared memory.
+    __device__ __forceinline__ void join_warps(u32 warps, Moments* per_warp) {
+        if (threadIdx.x % WARP == 0) per_warp[threadIdx.x / WARP] = *this;
         __syncthreads();
         mean = squares = 0;
 #pragma unroll 1
-        for (u32 i = 0; i < warps; ++i) mean += of_warp[i].mean;
+        for (u32 i = 0; i < warps; ++i) mean += per_warp[i].mean;
         mean = fast_divide(mean, static_cast<A>(warps));
 #pragma unroll 1
         for (u32 i = 0; i < warps; ++i) {
-            const A distance = of_warp[i].mean - mean;
-            squares += of_warp[i].squares + distance * distance * n;
+            const A distance = per_warp[i].mean - mean;
+            squares += per_warp[i].squares + distance * distance * n;
         }
     }
 };
@@ -187,9 +190,9 @@ template <int W, int DEPTH, class T, class V>
 __device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
                                           i64 length) {
     using A = Acc<T>;
-    __shared__ A of_warp[WARP];
+    __shared__ A per_warp[WARP];
     __shared__ Moments<A> moments_of_warp[WARP];
-    const RowThreads<A> threads{line.threads, of_warp};
+    const RowThreads<A> threads{line.threads, per_warp};
     HeldRow row(arrays, line, length);
     const A n = static_cast<A>(length > 0 ? length : 1);
     const A own = line.full ? static_cast<A>(W * DEPTH) : n;  // elements of the first mean
@@ -238,8 +241,8 @@ __device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows,
 template <class T, class V>
 __device__ __forceinline__ void read_row(const Arrays<T, V>& arrays, i64 length) {
     using A = Acc<T>;
-    __shared__ A of_warp[WARP];
-    const RowThreads<A> threads{blockDim.x, of_warp};
+    __shared__ A per_warp[WARP];
+    const RowThreads<A> threads{blockDim.x, per_warp};
     const i64 row = blockIdx.x, start = row * length;
     const A origin = arrays.origin(row, length);
     A sum = 0, squares = 0;

@@ -7,9 +7,9 @@
 namespace cto::full_rows {
 
 // The sum over a row's threads, in each of them: a part of a warp, or whole warps, of which `first`
-// is the first one's number in the block. of_warp is in shared memory.
+// is the first one's number in the block. per_warp is in shared memory.
 template <class A>
-__device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* of_warp) {
+__device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* per_warp) {
     if (threads < WARP) {
 #pragma unroll 1
         for (u32 step = 1; step < threads; step *= 2) own += __shfl_xor_sync(ALL_LANES, own, step);
@@ -18,11 +18,11 @@ __device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* of_war
 #pragma unroll
     for (u32 step = 1; step < WARP; step *= 2) own += __shfl_xor_sync(ALL_LANES, own, step);
     if (threads == WARP) return own;
-    if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = own;
+    if (threadIdx.x % WARP == 0) per_warp[threadIdx.x / WARP] = own;
     __syncthreads();
     A sum = 0;
 #pragma unroll 4
-    for (u32 i = 0; i < threads / WARP; ++i) sum += of_warp[first + i];
+    for (u32 i = 0; i < threads / WARP; ++i) sum += per_warp[first + i];
     return sum;
 }
 
@@ -43,6 +43,7 @@ struct Part {
     i64 first;  // index of slot 0 in the array
     vec::Elements<T, W> own[DEPTH];
 
+    // The thread's place: `threads` threads share a row, a block has one row or several.
     __device__ __forceinline__ Part(i64 n_rows, u32 threads) : threads(threads) {
         const bool has_several = threads < blockDim.x;
         const u32 shift = has_several ? 31 - __clz(threads) : 0;
@@ -89,13 +90,13 @@ template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc<T>* inv_std,
                                            Acc<T> epsilon, i64 n_rows, u32 threads) {
     using A = Acc<T>;
-    __shared__ A of_warp[WARP];
+    __shared__ A per_warp[WARP];
     Part<W, COLUMNS, T> part(n_rows, threads);
     part.template load<(sizeof(T) == sizeof(V))>(x);
     vec::all_are_asked_for();
     A squares = 0;
     part.each([&](A element) { squares += element * element; });
-    squares = sum_of_row(squares, threads, part.first_warp(), of_warp);
+    squares = sum_of_row(squares, threads, part.first_warp(), per_warp);
     if (!part.exists) return;
     const A factor = rsqrt(fast_divide(squares, static_cast<A>(threads * COLUMNS)) + epsilon);
     if (part.thread == 0 && inv_std) inv_std[part.row] = factor;
@@ -105,7 +106,8 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
         of_column.load(scale + part.column(u));
         A values[W];
 #pragma unroll
-        for (int i = 0; i < W; ++i) values[i] = part.own[u].at(i) * factor * of_column.at(i) + A(0);
+        for (int i = 0; i < W; ++i)  // + 0, as with a bias: -0 becomes 0
+            values[i] = part.own[u].at(i) * factor * of_column.at(i) + A(0);
         part.store(y, u, values);
     }
 }
@@ -117,7 +119,7 @@ template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, V>& arrays,
                                             i64 n_rows, u32 threads) {
     using A = Acc<T>;
-    __shared__ A of_warp[2][WARP];
+    __shared__ A per_warp[2][WARP];
     Part<W, COLUMNS, T> part(n_rows, threads);
     part.template load<(sizeof(T) == sizeof(V))>(arrays.x);
     const i64 length = threads * COLUMNS, row = part.exists ? part.row : 0;
@@ -126,11 +128,11 @@ __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, 
     vec::all_are_asked_for();
     A sum = 0, squares = 0;
     part.each([&](A element) { sum += element - origin; });
-    sum = sum_of_row(sum, threads, part.first_warp(), of_warp[0]);
+    sum = sum_of_row(sum, threads, part.first_warp(), per_warp[0]);
     const A center = fast_divide(sum, n);
     const auto distance = [&](A element) { return element - origin - center; };
     part.each([&](A element) { squares += distance(element) * distance(element); });
-    squares = sum_of_row(squares, threads, part.first_warp(), of_warp[1]);
+    squares = sum_of_row(squares, threads, part.first_warp(), per_warp[1]);
     if (!part.exists) return;
     const A inv_std = arrays.inverse(squares, n);
     if (part.thread == 0) arrays.store_statistics(row, origin + center, inv_std);

@@ -42,6 +42,8 @@ template <class A>
 struct Statistics {
     A mean = 0, inv_std = 0;
 
+    // Mean and inv_std of a row; zeros past the last row, and a mean of 0 without `mean` (RMS
+    // norm).
     template <class In>
     static __device__ __forceinline__ Statistics of(const In& in, i64 row, i64 count) {
         if (row >= count) return {};
@@ -92,6 +94,7 @@ struct Element {
         else
             sums[1] = fma(h, distance, sums[1]);
     }
+    // x^ = (x - mean) inv_std, or FROM_Y (y - bias) / scale, 0 where scale is 0.
     __device__ A x_hat(A inv_std) const {
         if constexpr (!FROM_Y) return distance * inv_std;
         return scale == 0 ? A(0) : quotient<V>(distance, scale);
@@ -116,6 +119,7 @@ struct Parameters {
     template <class In>
     __device__ __forceinline__ Parameters(const In& in, const Walk<W, false>&, u8*&)
         : scale(in.scale), bias(in.bias) {}
+    // Scale and bias of the columns of slot u.
     __device__ __forceinline__ void read(const Walk<W, false>& walk, int u, Acc<V> (&of_scale)[W],
                                          Acc<V> (&of_bias)[W]) const {
         vec::widen<V>(scale + walk.column(u), of_scale);
@@ -126,12 +130,14 @@ template <class V, int W, bool FROM_Y>
 struct Parameters<V, W, FROM_Y, true> {
     InShared<Acc<V>, W> scale, bias;
 
+    // Copies the parameters of the thread's columns to shared memory.
     template <class In>
     __device__ __forceinline__ Parameters(const In& in, const Walk<W, true>& walk, u8*& shared)
         : scale(in.scale, walk, shared), bias(scale) {
         if constexpr (FROM_Y) bias = InShared<Acc<V>, W>(in.bias, walk, shared);
         __syncthreads();
     }
+    // Scale and bias of the columns of slot u, from shared memory.
     __device__ __forceinline__ void read(const Walk<W, true>& walk, int u, Acc<V> (&of_scale)[W],
                                          Acc<V> (&of_bias)[W]) const {
         scale.read(walk, u, of_scale);
@@ -144,6 +150,7 @@ template <class V, class A, bool FROM_Y, int W>
 struct Slot {
     A dy[W], x[W], scale[W], bias[W];
 
+    // Loads slot u: dY, X or Y, scale and bias.
     template <class AWalk, class Of, class DY, class X>
     __device__ __forceinline__ Slot(const AWalk& walk, int u, const Of& parameters,
                                     const DY& all_dy, const X& all_x) {
@@ -165,6 +172,7 @@ struct Edge {
     i32 column;  // or -1
     A scale = 0, bias = 0, dy = 0, x = 0;
 
+    // Parameters of a column outside whole slots; none if `column` is negative.
     __device__ __forceinline__ Edge(const In& in, i32 column) : column(column) {
         if (column < 0) return;
         scale = to_acc(in.scale[column]);
@@ -190,9 +198,9 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
     constexpr int D = DEPTH<A, W> / (SHIFTED ? 2 : 1);
     constexpr bool FEW_REGISTERS = FROM_Y || W == 8 || !ARE_SAME<T, V>;
     constexpr int UNROLL = FEW_REGISTERS ? 1 : W == 1 ? 4 : 2;
-    __shared__ A of_warp[2][2][WARP];
+    __shared__ A per_warp[2][2][WARP];
     Walk<W, SHIFTED> walk(rows);
-    RowSums<A, 2, W == 1> sum_row{of_warp, static_cast<u32>(rows.threads), walk.group};
+    RowSums<A, 2, W == 1> sum_row{per_warp, static_cast<u32>(rows.threads), walk.group};
     u8* shared = memory;
     const Staged<V, W> dy(in.dy, walk, shared);
     const Staged<typename Inputs<T, V, FROM_Y>::X, W> x(in.x, walk, shared);
@@ -218,11 +226,11 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
         for (int u = 0; u < D; ++u) {
             if (walk.slot(u) >= end) break;
             const Slot<V, A, FROM_Y, W> slot(walk, u, parameters, dy, x);
-            A of_slot[2] = {};  // shortens the chain of dependent additions
+            A per_slot[2] = {};  // shortens the chain of dependent additions
 #pragma unroll
-            for (int i = 0; i < W; ++i) slot.at(i, row.mean).add_to(of_slot);
-            sums[0] += of_slot[0];
-            sums[1] += of_slot[1];
+            for (int i = 0; i < W; ++i) slot.at(i, row.mean).add_to(per_slot);
+            sums[0] += per_slot[0];
+            sums[1] += per_slot[1];
         }
         if (has_edge) edge.at(row.mean).add_to(sums);
         sum_row(sums);
@@ -238,8 +246,8 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
                 const auto element = slot.at(i, row.mean);
                 const A x_hat = element.x_hat(row.inv_std);
                 values[i] = of_row.gradient(row.inv_std, element.h, x_hat);
-                of_scale.of_slot[u].at[i] += element.dy * x_hat;
-                of_bias.of_slot[u].at[i] += element.dy;
+                of_scale.per_slot[u].at[i] += element.dy * x_hat;
+                of_bias.per_slot[u].at[i] += element.dy;
             }
             vec::store_streaming(reinterpret_cast<Vec<T, W>*>(dx + walk.start(walk.row, u)),
                                  vec::from_acc<T>(values));
@@ -264,7 +272,7 @@ template <class T, class V, bool FROM_Y>
 __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64 length,
                                              Acc<T>* means) {
     using A = Acc<T>;
-    __shared__ A of_warp[2][2][WARP];
+    __shared__ A per_warp[2][2][WARP];
     const i64 row = blockIdx.x;
     const auto own = Statistics<A>::of(in, row, gridDim.x);
     A sums[2] = {};
@@ -276,7 +284,7 @@ __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64
                                             FROM_Y ? to_acc(in.bias[column]) : A(0), own.mean);
         element.add_to(sums);
     }
-    RowSums<A, 2, true>{of_warp, blockDim.x, 0}(sums);
+    RowSums<A, 2, true>{per_warp, blockDim.x, 0}(sums);
     if (threadIdx.x > 0) return;
     const auto of_row =
         means_of<A, FROM_Y>(sums, own.inv_std, in.is_centred(), 1 / static_cast<A>(length));
@@ -329,6 +337,7 @@ struct Column {
     }
 
   private:
+    // Adds an element to the sums of its column; with `means` also writes its dX.
     __device__ __forceinline__ void add_one(i64 row, A dy, A x, const Statistics<A>& own) {
         const Element<V, A, FROM_Y> element(dy, x, scale, bias, own.mean);
         const A x_hat = element.x_hat(own.inv_std);
@@ -347,7 +356,7 @@ __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, con
                                              T* dx, Acc<T>* scale_sums, Acc<T>* bias_sums,
                                              i64 count, i64 length, i64 rows_of_part) {
     using A = Acc<T>;
-    __shared__ Vec<A, 1> of_thread[COLUMN_THREADS];
+    __shared__ Vec<A, 1> per_thread[COLUMN_THREADS];
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     const i64 first = blockIdx.y * rows_of_part;
     const i64 n = first + rows_of_part < count ? rows_of_part : count - first;
@@ -358,8 +367,8 @@ __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, con
         scale.sum.at[0] = own.of_scale;
         bias.sum.at[0] = own.of_bias;
     }
-    scale.sum_over_y(of_thread);
-    bias.sum_over_y(of_thread);
+    scale.sum_over_y(per_thread);
+    bias.sum_over_y(per_thread);
     if (threadIdx.y > 0 || column >= length) return;
     if (scale_sums) scale.store(scale_sums + blockIdx.y * length + column);
     if (bias_sums) bias.store(bias_sums + blockIdx.y * length + column);
@@ -371,13 +380,13 @@ __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, con
 // blockDim.y-th line of one column, from line threadIdx.y on.
 template <class V, class A>
 __device__ __forceinline__ void sum_lines(const A* sums, V* total, i64 n, i64 length) {
-    __shared__ Vec<A, 1> of_thread[HELD_THREADS];
+    __shared__ Vec<A, 1> per_thread[STAGED_THREADS];
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     column_reduce::Columns<A, 1, 8> columns;
     if (column < length)
         columns.add(sums + threadIdx.y * length + column, column_reduce::rows_of(n - threadIdx.y),
                     blockDim.y * length);
-    columns.sum_over_y(of_thread);
+    columns.sum_over_y(per_thread);
     if (threadIdx.y == 0 && column < length) columns.store(total + column);
 }
 

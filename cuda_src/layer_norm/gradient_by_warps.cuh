@@ -16,6 +16,7 @@ template <int U>
 struct Number {
     static constexpr int value = U;
 };
+// use(Number<U>), ..., use(Number<N - 1>): a loop whose index is known at compile time.
 template <int U, int N, class Use>
 __device__ __forceinline__ void each_slot(const Use& use) {
     if constexpr (U < N) {
@@ -114,9 +115,12 @@ struct Table {
     }
 
   private:
+    // Numbers k of columns 4 c to 4 c + 3 of slot u.
     __device__ __forceinline__ u8* at(int u, int k, int c) const {
         return own + ((u * N + k) * 2 + c) * APART;
     }
+    // Stores the scale of column i of slot u and, where x^ follows from Y, also 1 / scale and the
+    // bias.
     __device__ __forceinline__ void put(int u, int i, V of_scale, const V* of_bias) const {
         const A scale = to_acc(of_scale);
         reinterpret_cast<A*>(at(u, 0, i / 4))[i % 4] = scale;
@@ -161,12 +165,12 @@ struct Edge {
 
 // staged_rows::RowSums for whole warps.
 struct SumsOfRow {
-    Vec<A, 2> (&of_warp)[2][WARP];  // shared memory
+    Vec<A, 2> (&per_warp)[2][WARP];  // shared memory
     u32 threads, group;
     u32 half = 0;
 
     // sums[k] = the sum of sums[k] over the row's `threads` threads, in each of them. A call flips
-    // `half`, as warps of the call before may still read the other half of of_warp; so one barrier
+    // `half`, as warps of the call before may still read the other half of per_warp; so one barrier
     // is enough.
     __device__ __forceinline__ void operator()(A (&sums)[2]) {
 #pragma unroll
@@ -176,12 +180,12 @@ struct SumsOfRow {
         if (threads == WARP) return;
         const u32 n_warps = threads / WARP, first = group * n_warps;
         half ^= 1;
-        if (threadIdx.x % WARP == 0) of_warp[half][threadIdx.x / WARP] = {sums[0], sums[1]};
+        if (threadIdx.x % WARP == 0) per_warp[half][threadIdx.x / WARP] = {sums[0], sums[1]};
         group_barrier::sync(group, threads);
         sums[0] = sums[1] = 0;
 #pragma unroll 2
         for (u32 i = first; i < first + n_warps; ++i) {
-            const auto both = of_warp[half][i];
+            const auto both = per_warp[half][i];
             sums[0] += both.at[0], sums[1] += both.at[1];
         }
     }
@@ -192,6 +196,7 @@ struct SumsOfRow {
 struct Factors {
     A inv_std, shift, of_h, of_product;
 
+    // The factors of dX = inv_std h + of_h + of_product x^, x^ = X inv_std + shift, once a row.
     __device__ __forceinline__ Factors(const Statistics<A>& own, const Means<A>& of)
         : inv_std(own.inv_std),
           shift(-own.mean * own.inv_std),
@@ -263,6 +268,7 @@ struct Gradient {
         else
             async_copy::wait<0>();
     }
+    // dY, X (or Y) and scale of slot u of the row in stage `stage` of shared memory.
     __device__ __forceinline__ void read(int u, A (&of_dy)[W], A (&of_x)[W], A (&scale)[W]) const {
         vec::widen<V>(dy + stage + u * APART, of_dy);
         vec::widen<X>(x + stage + u * APART, of_x);
@@ -283,16 +289,16 @@ struct Gradient {
     }
     // For slot u, sums[0] += h; sums[1] += h x^ / inv_std = h (x - mean), or with FROM_Y h x^.
     __device__ __forceinline__ void sum_slot(int u, A mean, A (&sums)[2]) const {
-        A of_dy[W], of_x[W], scale[W], of_slot[2] = {};
+        A of_dy[W], of_x[W], scale[W], per_slot[2] = {};
         read(u, of_dy, of_x, scale);
         if constexpr (FROM_Y) make_x_hat(u, of_x, 0, 0);
 #pragma unroll
         for (int i = 0; i < W; ++i) {
             const A h = of_dy[i] * scale[i];
-            of_slot[0] += h;
-            of_slot[1] = fma(h, FROM_Y ? of_x[i] : of_x[i] - mean, of_slot[1]);
+            per_slot[0] += h;
+            per_slot[1] = fma(h, FROM_Y ? of_x[i] : of_x[i] - mean, per_slot[1]);
         }
-        sums[0] += of_slot[0], sums[1] += of_slot[1];
+        sums[0] += per_slot[0], sums[1] += per_slot[1];
     }
     // Writes dX of slot U, adds to the sums over rows, and if goes_on begins to copy the slot that
     // comes to the same place.
@@ -307,12 +313,13 @@ struct Gradient {
 #pragma unroll
         for (int i = 0; i < W; ++i) {
             values[i] = fma(of_dy[i] * scale[i], of.inv_std, fma(of_x[i], of.of_product, of.of_h));
-            of_scale.of_slot[u].at[i] = fma(of_dy[i], of_x[i], of_scale.of_slot[u].at[i]);
-            of_bias.of_slot[u].at[i] += of_dy[i];
+            of_scale.per_slot[u].at[i] = fma(of_dy[i], of_x[i], of_scale.per_slot[u].at[i]);
+            of_bias.per_slot[u].at[i] += of_dy[i];
         }
         vec::store_streaming(reinterpret_cast<Vec<T, W>*>(dx + u * (WARP * W)),
                              vec::from_acc<T>(values));
     }
+    // dX and sums of the row's element outside whole slots.
     __device__ __forceinline__ void write_edge(const Edge<T, V, FROM_Y>& edge, T* dx,
                                                const Statistics<A>& own, const Means<A>& of) {
         if (edge.column < 0) return;
@@ -356,12 +363,12 @@ __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge,
 template <bool SHIFTED, class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx, A* scale_sums,
                                           A* bias_sums, const Rows& rows, u8* memory) {
-    __shared__ Vec<A, 2> of_warp[2][WARP];
+    __shared__ Vec<A, 2> per_warp[2][WARP];
     Gradient<T, V, FROM_Y, SHIFTED> gradient(in, rows, memory);
     const auto& walk = gradient.walk;
     gradient.start_first();
     __syncthreads();  // for the table
-    SumsOfRow sum_row{of_warp, static_cast<u32>(rows.threads), walk.group};
+    SumsOfRow sum_row{per_warp, static_cast<u32>(rows.threads), walk.group};
     Edge<T, V, FROM_Y> next_edge{walk.edge()};
     auto next = Statistics<A>::of(in, walk.row, rows.count);
     if (SHIFTED && walk.n_rows > 0) next_edge.load(in, gradient.start_of_row());

@@ -67,9 +67,9 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
 // Launch bounds for full rows: with 4-byte types at least four resident blocks, as
 // vec::load_before_stores would else use too many registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-#define FULL_BOUNDS HELD_THREADS, sizeof(T) == 4 && sizeof(V) == 4 ? 4 : 0
+#define FULL_BOUNDS STAGED_THREADS, sizeof(T) == 4 && sizeof(V) == 4 ? 4 : 0
 #else
-#define FULL_BOUNDS HELD_THREADS
+#define FULL_BOUNDS STAGED_THREADS
 #endif
 // y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon), for rows of exactly threads *
 // FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers; inv_std may be null.
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon), for
 // rows of exactly threads * 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers; bias, mean
 // and inv_std may be null.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS)
     layer_norm__deep_centred_full_rows(const T* x, const V* scale, const V* bias, V* y, U* mean,
                                        U* inv_std, double epsilon, i64 n_rows, u32 threads) {
     full_rows::centre_rows<WIDTH, 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS)
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
 // without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have a row
 // of `length` elements in registers, at most DEEP_COLUMNS each.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS)
     layer_norm__deep_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
     forward::hold_row<WIDTH, DEEP_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
 // without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have a row
 // of `length` elements in registers, loaded one by one, as arrays need not be aligned.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__elements(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                          bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
     forward::hold_row<1, SINGLE_COLUMNS<sizeof(U)>, T, V>(
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
 // without is_centred the mean is 0. y, bias, mean and inv_std may be null. A block has a row, and
 // reads it three times.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__long_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 length) {
     forward::read_row<T, V>({x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)},
@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
 // scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows are in vectors.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_rows(const V* dy, const T* x, const V* scale, const U* mean,
                               const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                               const __grid_constant__ Rows rows) {
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
 // scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows do not begin at multiples of 16 bytes.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_shifted_rows(const V* dy, const T* x, const V* scale, const U* mean,
                                       const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                       const __grid_constant__ Rows rows) {
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 // scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Whole warps share a row of 2-byte
 // types.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_rows_by_warps(const V* dy, const T* x, const V* scale, const U* mean,
                                        const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                        const __grid_constant__ Rows rows) {
@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 // scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Whole warps share a row of 2-byte
 // types, which does not begin at a multiple of 16 bytes.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_shifted_rows_by_warps(const V* dy, const T* x, const V* scale,
                                                const U* mean, const U* inv_std, T* dx,
                                                U* scale_sums, U* bias_sums,
@@ -197,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
 // scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Elements are read one by one.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_elements(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                   const __grid_constant__ Rows rows) {
@@ -207,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 }
 // means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (x - mean) * inv_std, for rows too long
 // for shared memory; layer_norm__gradient_columns reads them. A block has a row.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_row_sums(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, i64 length, U* means) {
     gradient::sum_long_row<T, V, false>({dy, x, scale, nullptr, mean, inv_std}, length, means);
@@ -228,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
 // through. Rows are in vectors.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                 const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                 const __grid_constant__ Rows rows) {
@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
 // through. Rows do not begin at multiples of 16 bytes.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_shifted_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                         const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                         const __grid_constant__ Rows rows) {
@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
 // through. Whole warps share a row of 2-byte types.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_rows_by_warps(const V* dy, const V* y, const V* scale, const V* bias,
                                          const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                          const __grid_constant__ Rows rows) {
@@ -261,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
 // through. Elements are read one by one.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_elements(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                     const __grid_constant__ Rows rows) {
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 }
 // means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (y - bias) / scale, for rows too long
 // for shared memory; layer_norm__invertible_columns reads them. A block has a row.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_row_sums(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, i64 length, U* means) {
     gradient::sum_long_row<T, V, true>({dy, y, scale, bias, nullptr, inv_std}, length, means);
@@ -292,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
 // scale_grad[column] = scale_sums[0][column] + ... + scale_sums[n - 1][column] where blockIdx.y is
 // 0, else the same of bias; nothing where the gradient's pointer is null. Grid (tiles of columns,
 // 2).
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__total(const U* scale_sums, const U* bias_sums, V* scale_grad, V* bias_grad, i64 n,
                       i64 length) {
     V* const total = blockIdx.y == 0 ? scale_grad : bias_grad;

@@ -25,7 +25,7 @@ using vec::Vec;
 
 // Largest number of slots of a thread; half of it in SHIFTED rows.
 template <class A, int W>
-constexpr int DEPTH = (W > 1 ? HELD_COLUMNS<sizeof(A)> : SINGLE_COLUMNS<sizeof(A)>) / W;
+constexpr int DEPTH = (W > 1 ? VECTOR_COLUMNS<sizeof(A)> : SINGLE_COLUMNS<sizeof(A)>) / W;
 
 // Elements of a slot: as many as fit into 16 bytes in both types.
 template <class E, class F>
@@ -83,6 +83,7 @@ struct Walk {
     // replaced by that of the row `stages` later, in the same buffer; with W = 1 the next row is
     // copied to the other of two buffers.
     __device__ i64 later() const { return row + (W > 1 ? rows.stages : 1) * step(); }
+    // Goes on to the thread's next row, and to its stage of the ring in shared memory.
     __device__ void advance() {
         row += step();
         stage = stage + 1 < rows.stages ? stage + 1 : 0;
@@ -124,6 +125,7 @@ struct Staged {
     static __device__ u32 pitch(const Rows& rows) {
         return (static_cast<u32>(rows.length * sizeof(E)) + 15u) / 16u * 16u + 16u;
     }
+    // Bytes of a stage: one row of each group of the block.
     static __device__ u32 stage_nbytes(const Rows& rows) {
         return W > 1 ? rows.depth * blockDim.x * SLOT_NBYTES : rows.groups * pitch(rows);
     }
@@ -216,15 +218,16 @@ __device__ __forceinline__ void leave(Walk<W, SHIFTED>& walk) {
 }
 
 // values[i] = sum of values[i] over the threads of a row, in each of them, i < N. Calls use the two
-// halves of of_warp in turn, so one barrier a call is enough: slower warps still read the other
+// halves of per_warp in turn, so one barrier a call is enough: slower warps still read the other
 // half. OF_BLOCK: the block is one group; else groups use one of the hardware's few named barriers
 // each.
 template <class A, int N, bool OF_BLOCK>
 struct RowSums {
-    A (&of_warp)[2][N][WARP];  // shared memory
+    A (&per_warp)[2][N][WARP];  // shared memory
     u32 threads, group;
     u32 half = 0;
 
+    // values[i] = its sum over the threads of a row, in each of them.
     __device__ __forceinline__ void operator()(A (&values)[N]) {
         over_lanes(values, threads < WARP ? threads : WARP);
         if (threads <= WARP) return;
@@ -232,18 +235,19 @@ struct RowSums {
         half ^= 1;
 #pragma unroll
         for (int i = 0; i < N; ++i)
-            if (lane == 0) of_warp[half][i][threadIdx.x / WARP] = values[i];
+            if (lane == 0) per_warp[half][i][threadIdx.x / WARP] = values[i];
         if (OF_BLOCK)
             __syncthreads();
         else
             group_barrier::sync(group, threads);
 #pragma unroll
         for (int i = 0; i < N; ++i)
-            values[i] = lane < n_warps ? of_warp[half][i][first + lane] : A(0);
+            values[i] = lane < n_warps ? per_warp[half][i][first + lane] : A(0);
         over_lanes(values, WARP);
     }
 
   private:
+    // values[i] = its sum over `lanes` neighbouring lanes.
     static __device__ __forceinline__ void over_lanes(A (&values)[N], u32 lanes) {
 #pragma unroll 1
         for (u32 step = 1; step < lanes; step *= 2)
@@ -265,7 +269,7 @@ __device__ __forceinline__ void sum_same_columns(u32 threads, A (&of_columns)[N]
 // Sums over rows of a thread's columns: of its slots, and of its edge.
 template <class A, int W, int D>
 struct ColumnSums {
-    Vec<A, W> of_slot[D] = {};
+    Vec<A, W> per_slot[D] = {};
     A of_edge[1] = {};
 
     // sums[blockIdx.x][column] = sum over all rows of the block: adds up the groups. Overwrites the
@@ -278,7 +282,7 @@ struct ColumnSums {
         A* const line = sums + blockIdx.x * walk.rows.length;
         A* const of_sharer = reinterpret_cast<A*>(shared);
 #pragma unroll
-        for (int u = 0; u < D; ++u) sum_same_columns(walk.rows.threads, of_slot[u].at);
+        for (int u = 0; u < D; ++u) sum_same_columns(walk.rows.threads, per_slot[u].at);
         if (AWalk::IS_SHIFTED) sum_same_columns(walk.rows.threads, of_edge);
         __syncthreads();
         if (threadIdx.x % threads < walk.rows.threads)
@@ -294,6 +298,7 @@ struct ColumnSums {
     }
 
   private:
+    // to[column] = the thread's sum of each of its columns.
     template <class AWalk>
     __device__ __forceinline__ void put(const AWalk& walk, A* to) const {
         constexpr bool SHIFTED = AWalk::IS_SHIFTED;
@@ -301,9 +306,9 @@ struct ColumnSums {
         for (int u = 0; u < D; ++u) {
             if (!walk.has(u)) continue;
             A* const slot = to + walk.column(u);
-            if constexpr (!SHIFTED) *reinterpret_cast<Vec<A, W>*>(slot) = of_slot[u];
+            if constexpr (!SHIFTED) *reinterpret_cast<Vec<A, W>*>(slot) = per_slot[u];
 #pragma unroll
-            for (int i = 0; SHIFTED && i < W; ++i) slot[i] = of_slot[u].at[i];
+            for (int i = 0; SHIFTED && i < W; ++i) slot[i] = per_slot[u].at[i];
         }
         if (SHIFTED && walk.edge() >= 0) to[walk.edge()] = of_edge[0];
     }
@@ -334,6 +339,7 @@ struct InShared {
                     to_acc(from[walk.column(u) + i]);
         }
     }
+    // to = the numbers of slot u, from shared memory.
     __device__ __forceinline__ void read(const Walk<W, true>& walk, int u, A (&to)[W]) const {
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {

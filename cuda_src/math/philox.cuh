@@ -22,6 +22,7 @@ struct Words {
 struct Seed {
     u64 value;
     __device__ u32 low(u32 round) const { return static_cast<u32>(value) + round * KEY_STEP_0; }
+    // The upper half of the key of a round, which grows by a constant each round.
     __device__ u32 high(u32 round) const {
         return static_cast<u32>(value >> 32) + round * KEY_STEP_1;
     }
@@ -31,6 +32,7 @@ struct Seed {
 struct Keys {
     u32 of_low[ROUNDS], of_high[ROUNDS];
 
+    // The keys of all rounds.
     __device__ __forceinline__ explicit Keys(Seed seed) {
 #pragma unroll
         for (u32 round = 0; round < ROUNDS; ++round) {
@@ -76,6 +78,7 @@ struct SequenceOf {
         const u32 first = i == 0 ? words.at[0] : words.at[1];
         return i < 2 ? first : i == 2 ? words.at[2] : words.at[3];
     }
+    // The word of an element: word element % 4 of draw element / 4.
     __device__ __forceinline__ u32 word_of(i64 element) const {
         const u64 number = static_cast<u64>(element) / N_WORDS;
         return word_of(static_cast<u32>(number), static_cast<u32>(number >> 32),

@@ -13,8 +13,8 @@ __device__ __forceinline__ double gradient_divisor(double loss_scale, double nor
     return max_norm > 0 && norm > loss_scale * max_norm ? norm / max_norm : loss_scale;
 }
 
-// True if a step can be made with these numbers; else it is skipped, and changes nothing.
-__device__ __forceinline__ bool can_be_made(double rate, double loss_scale) {
+// True if a step with these numbers is possible; else it is skipped, and changes nothing.
+__device__ __forceinline__ bool allows_step(double rate, double loss_scale) {
     return isfinite(rate) && loss_scale > 0 && isfinite(loss_scale);
 }
 

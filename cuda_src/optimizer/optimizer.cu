@@ -40,6 +40,8 @@ struct SgdFactors {
     bool nesterov, is_first, update;  // without update the step is skipped
 };
 
+// The numbers of a step, computed once by each thread from attributes and inputs; `by` in the
+// formulas below.
 __device__ __forceinline__ SgdFactors sgd_factors(const SGDRule& rule, const Either<1>& rate,
                                                   const Either<1>& step,
                                                   const Either<1>& loss_scale,
@@ -57,7 +59,7 @@ __device__ __forceinline__ SgdFactors sgd_factors(const SGDRule& rule, const Eit
     by.rounding = {rule.seed, static_cast<u64>(count), rule.rounds_at_random != 0};
     by.nesterov = rule.nesterov;
     by.is_first = count <= 1;
-    by.update = as_i64(update) && step::can_be_made(lr, scale);
+    by.update = as_i64(update) && step::allows_step(lr, scale);
     return by;
 }
 
@@ -80,14 +82,18 @@ struct Sgd : Descent<W, GRAD> {
         return Base::has_vecs_at(first) &&
                all_may_have_vecs_at<WIDTH>(first, momentum, new_momentum);
     }
+    // Loads N elements from i on of each input of the step.
     template <int N>
     __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
         Base::load(loaded, i);
         if constexpr (HAS_MOMENTUM) parameter_update::load(loaded.momentum, momentum, i);
     }
+    // SGD's step of N elements: u = g / divisor + weight_decay w; momentum = momentum rate *
+    // momentum + (1 - dampening) u, or u in the first step; delta = -rate u, with u = momentum or,
+    // for Nesterov, u + momentum rate * momentum.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
-        ACC delta[N], weight[N], kept[N];
+        ACC delta[N], weight[N], next_momentum[N];
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             const ACC before = to_acc(loaded.w.at[k]);
@@ -95,15 +101,16 @@ struct Sgd : Descent<W, GRAD> {
             if (by.weight_decay != 0) u += by.weight_decay * before;
             if constexpr (HAS_MOMENTUM) {
                 const ACC sum = by.momentum * loaded.momentum.at[k] + by.rest_of_dampening * u;
-                kept[k] = by.is_first ? u : sum;
-                u = by.nesterov ? u + by.momentum * kept[k] : kept[k];
+                next_momentum[k] = by.is_first ? u : sum;
+                u = by.nesterov ? u + by.momentum * next_momentum[k] : next_momentum[k];
             }
             delta[k] = -by.rate * u;
             weight[k] = before + delta[k];
         }
-        if constexpr (HAS_MOMENTUM) parameter_update::store(new_momentum, i, kept);
+        if constexpr (HAS_MOMENTUM) parameter_update::store(new_momentum, i, next_momentum);
         put(new_w, new_g, copy, i, weight, delta, by.rounding);
     }
+    // The step of elements [first, end), or, if it is skipped, copies of all inputs.
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
         if (by.update) {
             range_map::map_range<Tiling>(*this, first, end, n);
@@ -160,6 +167,7 @@ struct Clip {
     __device__ __forceinline__ void load(Vec<GRAD, N>& loaded, i64 i) const {
         parameter_update::load(loaded, g, i);
     }
+    // new_g[i + k] = factor loaded[k], k < N.
     template <int N>
     __device__ __forceinline__ void store(const Vec<GRAD, N>& loaded, i64 i) const {
         NORM clipped[N];
@@ -188,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     SgdFactors by{};
     by.divisor = 1;
     by.rate = static_cast<ACC>(lr);
-    by.update = step::can_be_made(lr, 1);
+    by.update = step::allows_step(lr, 1);
     const Sgd<false> sgd{{w, g, new_w, new_g, Copy{}}, nullptr, nullptr, by};
     sgd.run(first, end, n);
 }

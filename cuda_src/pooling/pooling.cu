@@ -25,6 +25,7 @@ struct Largest {
     T value;
     i64 number;  // of the element in X; -1 if there is none yet
 
+    // Keeps the candidate if it is larger, or NaN, or the first one.
     __device__ void see(T candidate, i64 its_number) {
         const ACC x = to_acc(candidate), y = to_acc(value);
         if (number >= 0 && !largest::is_larger(x, y)) return;
@@ -51,6 +52,8 @@ struct Neighbours {
     Place place;
     i32 length;
 
+    // The RUN neighbouring elements of dX that thread `position` computes; fewer at the end of a
+    // line.
     __device__ Neighbours(const Geometry& geometry, i64 position)
         : place(place_of(geometry, position)) {
         place.at[LAST] *= RUN;
@@ -126,6 +129,7 @@ struct WindowsOfRows {
     Place place;  // of the first window
     i32 n_rows;
 
+    // The OF_ROWS windows, one below the other, that thread `position` computes; fewer at the end.
     __device__ WindowsOfRows(const Geometry& geometry, i64 position)
         : geometry(geometry), place(place_of(geometry, position)) {
         place.at[ROWS_AXIS] *= OF_ROWS;

@@ -48,6 +48,8 @@ template <class A, class Axis, int N>
 struct Counts {
     A count[N], inverse[N];
 
+    // count[w] = elements of window first + w inside the image, or inside the padded one;
+    // inverse[w] = 1 / count[w].
     __device__ __forceinline__ Counts(i32 first, i32 image, i32 padded, bool include_pad) {
         const i32 end = include_pad ? padded : image, begin = include_pad ? -Axis::pad : 0;
 #pragma unroll
@@ -123,19 +125,19 @@ __device__ __forceinline__ void write_means(const T* x, T* y, bool include_pad, 
 template <class T>
 struct PartOfGradient {
     using A = Acc<T>;
-    A sums[Rows::made][Across::made];
+    A sums[Rows::N_INPUTS][Across::N_INPUTS];
 
     // For row w of the windows around the tile: calls visit(sums[i][j], i, j, v) whenever window
     // (w, v) contains element (i, j) of the part.
     template <class Visit>
     __device__ __forceinline__ void visit_windows(int w, const Visit& visit) {
 #pragma unroll
-        for (int i = 0; i < Rows::made; ++i) {
+        for (int i = 0; i < Rows::N_INPUTS; ++i) {
             if (!Rows::covers(w, i)) continue;
 #pragma unroll
             for (int v = 0; v < Across::around; ++v)
 #pragma unroll
-                for (int j = 0; j < Across::made; ++j)
+                for (int j = 0; j < Across::N_INPUTS; ++j)
                     if (Across::covers(v, j)) visit(sums[i][j], i, j, v);
         }
     }
@@ -146,7 +148,7 @@ struct PartOfGradient {
         const i32 width = planes.image[1];
         const Pitch pitch = Pitch::of<T>(width);
 #pragma unroll
-        for (int i = 0; i < Rows::made; ++i) {
+        for (int i = 0; i < Rows::N_INPUTS; ++i) {
             const i32 row = tile.x_row() + i;
             if (Rows::last(i) == w && (INSIDE_ROWS || row < planes.image[0]))
                 store_rounded<X_VECTORS>(pitch.in(to, row), width - tile.x_column(), sums[i]);
@@ -227,6 +229,7 @@ struct Largest {
     A value;
     u32 number;
 
+    // Keeps the larger one.
     __device__ __forceinline__ void see(const Largest& other) {
         const bool larger = largest::is_larger(other.value, value);
         value = larger ? other.value : value;

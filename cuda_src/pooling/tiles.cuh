@@ -24,7 +24,7 @@ template <int KERNEL, int STRIDE, int PAD, int TILE>
 struct Axis {
     static constexpr int stride = STRIDE, kernel = KERNEL, pad = PAD;
     static constexpr int reach = (TILE - 1) * STRIDE + KERNEL;  // elements of X in a tile's windows
-    static constexpr int made = TILE * STRIDE;                  // elements of a tile's part of dX
+    static constexpr int N_INPUTS = TILE * STRIDE;              // elements of a tile's part of dX
     // Windows before and after the tile's that contain elements of that part;
     // `around`: all of them.
     static constexpr int before = (KERNEL - 1 - PAD) / STRIDE, behind = (PAD + STRIDE - 1) / STRIDE;
@@ -32,7 +32,7 @@ struct Axis {
 
     // True if window w of the tile contains element i < reach.
     static constexpr bool has(int w, int i) { return i >= w * STRIDE && i < w * STRIDE + KERNEL; }
-    // covers(w, i): window w < around contains element i < made; last(i): the last such window.
+    // covers(w, i): window w < around contains element i < N_INPUTS; last(i): the last such window.
     static constexpr bool covers(int w, int i) { return has(w - before, i + PAD); }
     static constexpr int last(int i) { return (i + PAD) / STRIDE + before; }
 };
@@ -73,6 +73,7 @@ __device__ __forceinline__ bool is_within(i32 i, i32 extent) {
 struct Pitch {
     i32 nbytes;
 
+    // Bytes of a row of `width` elements.
     template <class E>
     static __device__ __forceinline__ Pitch of(i32 width) {
         i32 nbytes = width * static_cast<i32>(sizeof(E));
@@ -214,7 +215,7 @@ __device__ __forceinline__ void store_rounded(E* to, i32 rest, const Acc<E> (&va
 // XColumns: columns of X in a tile's windows. YColumns: columns of windows
 // around a tile's part of dX.
 constexpr int REACHED = Across::reach - PAD_COLUMNS;
-constexpr int X_OWN = X_VECTORS ? Across::made : REACHED;
+constexpr int X_OWN = X_VECTORS ? Across::N_INPUTS : REACHED;
 using XColumns = Columns<PAD_COLUMNS, X_OWN, (REACHED > X_OWN ? REACHED - X_OWN : 0), X_VECTORS>;
 using YColumns = Columns<Across::before, TILE_COLUMNS, Across::behind, Y_VECTORS>;
 

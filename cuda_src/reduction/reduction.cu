@@ -32,11 +32,11 @@ using Y = CTO_Y;
 
 // y[slab][column] = sum over rows of x[slab][row][column]. Threads (x, y, z) of a block have N columns,
 // every blockDim.y-th row of a span, and a slab. With several spans blockDim.z is 1, `partials`
-// takes the sums of spans, and the last block adds these. of_thread and last are in shared memory.
+// takes the sums of spans, and the last block adds these. per_thread and last are in shared memory.
 template <int N>
 __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
                                             Zeroed<u32>* tickets, const Slabs& slabs,
-                                            Vec<Acc<T>, N> (&of_thread)[THREADS], bool& last) {
+                                            Vec<Acc<T>, N> (&per_thread)[THREADS], bool& last) {
     using column_reduce::rows_of;
     constexpr int DEPTH = N == 1 ? 2 * UNROLL : UNROLL;
     const u32 n_tiles = slabs.n_tiles, n_spans = slabs.n_spans;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
     if (inside)
         columns.add(x + (slab * slabs.n_rows + row) * slabs.n_columns + column,
                     rows_of(rest < own_span ? rest : own_span), blockDim.y * slabs.n_columns);
-    columns.sum_over_y(of_thread);
+    columns.sum_over_y(per_thread);
     if (n_spans > 1) {
         Acc<T>* const own = partials + slab * n_spans * slabs.n_columns + column;
         if (writes) columns.store(own + span * slabs.n_columns);
@@ -61,7 +61,7 @@ __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
             columns.add(own + threadIdx.y * slabs.n_columns,
                         rows_of(static_cast<i64>(n_spans) - threadIdx.y),
                         blockDim.y * slabs.n_columns);
-        columns.sum_over_y(of_thread);
+        columns.sum_over_y(per_thread);
     }
     if (writes) columns.store(y + slab * slabs.n_columns + column);
 }
@@ -156,52 +156,54 @@ struct Infinite {
     static __device__ __forceinline__ Word test(Word x) { return not_finite(x) & ~not_a_number(x); }
 };
 
-// Visitor that collects the results of Test of all elements; any(): one of them passed.
+// Visitor: any() is true if Test passes for one of the elements that it saw.
 template <class Test>
 struct AnyOf {
-    Word found = 0;
+    Word passed = 0;
 
+    // Tests the elements of a vector, several in a word.
     __device__ __forceinline__ void operator()(const Vec<T, vec::WIDTH<T>>& x) {
         const auto& words = reinterpret_cast<const Vec<Word, vec::WIDTH<Word>>&>(x);
 #pragma unroll
-        for (int i = 0; i < vec::WIDTH<Word>; ++i) found |= Test::test(words.at[i]);
+        for (int i = 0; i < vec::WIDTH<Word>; ++i) passed |= Test::test(words.at[i]);
     }
+    // Tests one element.
     __device__ __forceinline__ void operator()(const Vec<T, 1>& x) {
         Vec<T, vec::WIDTH<T>> alone{};
         alone.at[0] = x.at[0];
         (*this)(alone);
     }
-    __device__ bool any() const { return found & Format<T>::top; }
+    __device__ bool any() const { return passed & Format<T>::top; }
 };
 
 // Visitor of bools; any(): one of them is false.
 struct AnyFalse {
-    u32 found = 0;
+    u32 zeros = 0;  // four bytes, each with its top bit set if such a byte was 0
 
-    // Sets the top bit of a byte of `found` if a byte of x is 0.
-    __device__ __forceinline__ void test(u32 x) { found |= (x - 0x01010101u) & ~x & 0x80808080u; }
+    // Sets the top bit of a byte of `zeros` if that byte of x is 0.
+    __device__ __forceinline__ void test(u32 x) { zeros |= (x - 0x01010101u) & ~x & 0x80808080u; }
     __device__ __forceinline__ void operator()(const Vec<u32, 4>& x) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) test(x.at[i]);
     }
     __device__ __forceinline__ void operator()(const Vec<u8, 1>& x) { test(0x01010100u | x.at[0]); }
-    __device__ bool any() const { return found; }
+    __device__ bool any() const { return zeros; }
 };
 
-// Shared by all blocks: a ticket counter, which shows which block is the last, and 1 once a block
-// has found an element.
+// Counters that all blocks share: `ticket` shows which block is the last; `any` is 1 once one
+// thread of a block has passed `true` to `report`.
 struct Poll {
-    Zeroed<u32>*ticket, *found;
+    Zeroed<u32>*ticket, *any;
 };
 
-// y[0] = `found` is false in all threads of all launches of this call; written by the last block of the
-// last launch.
-__device__ __forceinline__ void report(bool found, const Poll& poll, bool last_launch, bool* y,
+// y[0] = not (`passed` in any thread of any launch of this call); written by the last block of the last
+// launch.
+__device__ __forceinline__ void report(bool passed, const Poll& poll, bool last_launch, bool* y,
                                        bool& last) {
-    const bool any = __syncthreads_or(found);
-    if (any && threadIdx.x == 0) atomicOr(&poll.found->value, 1u);
+    const bool any = __syncthreads_or(passed);
+    if (any && threadIdx.x == 0) atomicOr(&poll.any->value, 1u);
     if (last_launch && reduce::arrives_last(poll.ticket, gridDim.x, last) && threadIdx.x == 0)
-        y[0] = atomicExch(&poll.found->value, 0u) == 0;
+        y[0] = atomicExch(&poll.any->value, 0u) == 0;
 }
 
 // y[0] = no element of the arrays passes Test, over all launches of a call.
@@ -266,9 +268,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                  const __grid_constant__ Slabs slabs) {
-    __shared__ Vec<Acc<T>, vec::WIDTH<T>> of_thread[THREADS];
+    __shared__ Vec<Acc<T>, vec::WIDTH<T>> per_thread[THREADS];
     __shared__ bool last;
-    sum_columns(x, y, partials, tickets, slabs, of_thread, last);
+    sum_columns(x, y, partials, tickets, slabs, per_thread, last);
 }
 
 // reduce_sum_training__columns for arrays that are not aligned, or whose rows are not whole vectors: a
@@ -276,9 +278,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__single_columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                         const __grid_constant__ Slabs slabs) {
-    __shared__ Vec<Acc<T>, 1> of_thread[THREADS];
+    __shared__ Vec<Acc<T>, 1> per_thread[THREADS];
     __shared__ bool last;
-    sum_columns(x, y, partials, tickets, slabs, of_thread, last);
+    sum_columns(x, y, partials, tickets, slabs, per_thread, last);
 }
 
 // y[i] = x[i], i < n.
@@ -306,8 +308,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite(const __grid_constant__ Pointers<CAPACITY> arrays,
                   const __grid_constant__ TensorSizes<CAPACITY> sizes, Zeroed<u32>* ticket,
-                  Zeroed<u32>* found, bool* y, bool last_launch) {
-    none_of<NotFinite>(arrays, sizes, {ticket, found}, last_launch, y);
+                  Zeroed<u32>* any, bool* y, bool last_launch) {
+    none_of<NotFinite>(arrays, sizes, {ticket, any}, last_launch, y);
 }
 
 // y[0] = no element of the arrays is infinite, over all launches of a call; written by the last
@@ -315,8 +317,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite__isinf_only(const __grid_constant__ Pointers<CAPACITY> arrays,
                               const __grid_constant__ TensorSizes<CAPACITY> sizes,
-                              Zeroed<u32>* ticket, Zeroed<u32>* found, bool* y, bool last_launch) {
-    none_of<Infinite>(arrays, sizes, {ticket, found}, last_launch, y);
+                              Zeroed<u32>* ticket, Zeroed<u32>* any, bool* y, bool last_launch) {
+    none_of<Infinite>(arrays, sizes, {ticket, any}, last_launch, y);
 }
 
 // y[0] = no element of the arrays is NaN, over all launches of a call; written by the last block of
@@ -324,14 +326,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite__isnan_only(const __grid_constant__ Pointers<CAPACITY> arrays,
                               const __grid_constant__ TensorSizes<CAPACITY> sizes,
-                              Zeroed<u32>* ticket, Zeroed<u32>* found, bool* y, bool last_launch) {
-    none_of<NotANumber>(arrays, sizes, {ticket, found}, last_launch, y);
+                              Zeroed<u32>* ticket, Zeroed<u32>* any, bool* y, bool last_launch) {
+    none_of<NotANumber>(arrays, sizes, {ticket, any}, last_launch, y);
 }
 
 // y[0] = all of x[0 .. n) are true. Blocks take spans of x in turn; the one that finishes last
 // writes y.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    all(const bool* x, bool* y, Zeroed<u32>* ticket, Zeroed<u32>* found, i64 n) {
+    all(const bool* x, bool* y, Zeroed<u32>* ticket, Zeroed<u32>* any, i64 n) {
     __shared__ bool last;
     constexpr i64 SPAN = UNROLL * THREADS;  // vectors
     const reduce::Range<u8, Vec<u32, 4>> range(reinterpret_cast<const u8*>(x), n);
@@ -339,5 +341,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (i64 first = blockIdx.x * SPAN; first < range.n_vecs; first += gridDim.x * SPAN)
         reduce::visit_vecs<UNROLL>(range, first, SPAN, threadIdx.x, THREADS, tested);
     if (blockIdx.x == 0) reduce::visit_edges(range, threadIdx.x, THREADS, tested);
-    report(tested.any(), {ticket, found}, true, y, last);
+    report(tested.any(), {ticket, any}, true, y, last);
 }

@@ -101,6 +101,8 @@ struct Column {
     Span touch, now;
     ACC weight[HELD];
 
+    // touch = columns of dY that have a share of pixel `at`; first ones with a weight of 0 are left
+    // out.
     __device__ void find(const Axis<ACC>& axis, i32 at) {
         pixel = at;
         touch = touching(axis, at, at);
@@ -137,6 +139,7 @@ struct OpenRows {
     i32 row;
     ACC low[EACH], high[EACH];
 
+    // low += (1 - share) dy, high += share dy, for each column: a row of dY between two rows of dX.
     __device__ void add(ACC share, const Row& dy) {
 #pragma unroll
         for (int c = 0; c < EACH; ++c) {
@@ -146,6 +149,7 @@ struct OpenRows {
         }
     }
 
+    // Goes on to the next row of dX.
     __device__ void next() {
         ++row;
 #pragma unroll
@@ -189,6 +193,7 @@ struct Tile {
         return {ALIGNED ? begin / EACH * EACH : begin, __shfl_sync(ALL_LANES, end, (n - 1) % WARP)};
     }
 
+    // True if the tile is LONG: too many columns of dY, or too many weights of a column of dX.
     __device__ bool is_long(Span all) const {
         const i32 most = max(mine[0].touch.length(), mine[1].touch.length());
         return all.length() > COLUMNS || __any_sync(ALL_LANES, most > HELD);
@@ -220,6 +225,7 @@ struct Tile {
         return loaded;
     }
 
+    // Writes the thread's pixels of row `row` of dX.
     __device__ void store(i32 row, const ACC* values) {
         T* to = dx + static_cast<u64>(static_cast<u32>(row)) * static_cast<u32>(columns.n_in);
 #pragma unroll

@@ -18,7 +18,7 @@ struct Upsample2xGrad {
     using A = Acc<T>;
     static constexpr A NEAR = 0.75, FAR = 0.25;
     static constexpr int READ = vec::WIDTH<T>;  // columns of dY that a lane has
-    static constexpr int MADE = READ / 2;       // columns of dX
+    static constexpr int COLUMNS = READ / 2;    // columns of dX
     static constexpr int ROWS = 2;              // rows of dX whose loads are issued together
 
     // A lane's columns of a row of dY; `beside` is one more column, in the lanes at a warp's ends,
@@ -27,6 +27,7 @@ struct Upsample2xGrad {
     struct Row {
         Vec<u32, 4> words;
         T beside;
+        // Column c of the thread's READ columns; READ: the neighbour beside them.
         __device__ A at(int c) const {
             return to_acc(c < READ ? reinterpret_cast<const T*>(words.at)[c] : beside);
         }
@@ -41,9 +42,9 @@ struct Upsample2xGrad {
 
     // The lane's columns of dY are vector number `own` of the n_vecs that a row has.
     __device__ Upsample2xGrad(const T* dy, T* dx, i64 plane, i64 own, i64 n_vecs, i32 n_rows)
-        : width(n_vecs * MADE), last_row(n_rows - 1) {
+        : width(n_vecs * COLUMNS), last_row(n_rows - 1) {
         this->dy = dy + plane * n_rows * width * 4 + own * READ;
-        this->dx = dx + plane * n_rows * width + own * MADE;
+        this->dx = dx + plane * n_rows * width + own * COLUMNS;
         is_first = own == 0;
         is_last = own == n_vecs - 1;
         begins_warp = threadIdx.x % WARP == 0;
@@ -60,7 +61,7 @@ struct Upsample2xGrad {
         return loaded;
     }
 
-    // to[v] = FAR row[2v] + NEAR row[2v + 1] + NEAR row[2v + 2] + FAR row[2v + 3], v < MADE, where
+    // to[v] = FAR row[2v] + NEAR row[2v + 1] + NEAR row[2v + 2] + FAR row[2v + 3], v < COLUMNS, where
     // row[c + 1] = sums[c], and row[0] and row[READ + 1] are sums of the neighbouring lanes, or at a
     // warp's ends sums[READ]. All lanes of the warp must call it; those with `wanted` write.
     __device__ void store(T* to, const A (&sums)[READ + 1], bool wanted) const {
@@ -71,14 +72,13 @@ struct Upsample2xGrad {
         row[READ + 1] = is_last ? sums[READ - 1] : ends_warp ? sums[READ] : after;
 #pragma unroll
         for (int c = 0; c < READ; ++c) row[c + 1] = sums[c];
-        Vec<T, MADE> made;
+        Vec<T, COLUMNS> dx;
 #pragma unroll
-        for (int v = 0; v < MADE; ++v) {
+        for (int v = 0; v < COLUMNS; ++v) {
             const A* const four = row + 2 * v;
-            made.at[v] =
-                from_acc<T>(FAR * four[0] + NEAR * four[1] + NEAR * four[2] + FAR * four[3]);
+            dx.at[v] = from_acc<T>(FAR * four[0] + NEAR * four[1] + NEAR * four[2] + FAR * four[3]);
         }
-        if (wanted) *reinterpret_cast<Vec<T, MADE>*>(to) = made;
+        if (wanted) *reinterpret_cast<Vec<T, COLUMNS>*>(to) = dx;
     }
 
     // Writes rows first, ..., first + n - 1 of dX, but none from `end` on. n is the same in the

@@ -78,9 +78,9 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 length,
                                              u32 threads) {
-    __shared__ A of_warp[WARP];
+    __shared__ A per_warp[WARP];
     const auto line = seated_row_of<WIDTH, VECTORS<TOTAL_NBYTES, 1>>(n_rows, length, threads);
-    softmax_line<LOG>(line, RowThreads<A>{threads, of_warp}, x, y);
+    softmax_line<LOG>(line, RowThreads<A>{threads, per_warp}, x, y);
 }
 
 // KNOWS_FULL: line.full is a constant, so the compiler drops bounds checks; for 10.x it would then
@@ -99,10 +99,10 @@ __device__ __forceinline__ void softmax_full_rows(const T* x, T* y, i64 n_rows, 
         const i64 length = static_cast<i64>(threads) * (NBYTES / sizeof(T));
         softmax_rows<LOG, NBYTES>(x, y, n_rows, length, threads);
     } else {
-        __shared__ A of_warp[WARP];
+        __shared__ A per_warp[WARP];
         auto line = full_row_of<WIDTH, VECTORS<NBYTES, 1>>(n_rows, threads);
         line.full = KNOWS_FULL;
-        softmax_line<LOG, true>(line, RowThreads<A>{threads, of_warp}, x, y);
+        softmax_line<LOG, true>(line, RowThreads<A>{threads, per_warp}, x, y);
     }
 }
 
@@ -111,9 +111,9 @@ __device__ __forceinline__ void softmax_full_rows(const T* x, T* y, i64 n_rows, 
 template <bool LOG>
 __device__ __forceinline__ void softmax_columns(const T* x, T* y, i64 n_outer, i64 length,
                                                 i64 stride) {
-    __shared__ A of_thread[MAX_THREADS];
+    __shared__ A per_thread[MAX_THREADS];
     const auto line = column_of<COLUMN_ELEMENTS>(n_outer, length, stride);
-    softmax_line<LOG>(line, ColumnThreads<A>{of_thread}, x, y);
+    softmax_line<LOG>(line, ColumnThreads<A>{per_thread}, x, y);
 }
 
 // dx = y * (dy - sum of dy * y) of each row, or with LOG dx = dy - exp(y) * sum of dy. `threads`
@@ -121,9 +121,9 @@ __device__ __forceinline__ void softmax_columns(const T* x, T* y, i64 n_outer, i
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows,
                                               i64 length, u32 threads) {
-    __shared__ A of_warp[WARP];
+    __shared__ A per_warp[WARP];
     const auto line = seated_row_of<WIDTH, VECTORS<TOTAL_NBYTES, 2>>(n_rows, length, threads);
-    gradient_line<LOG>(line, RowThreads<A>{threads, of_warp}, dy, y, dx);
+    gradient_line<LOG>(line, RowThreads<A>{threads, per_warp}, dy, y, dx);
 }
 
 // dx = y * (dy - sum of dy * y), or with LOG dx = dy - exp(y) * sum of dy, of lines of arrays
@@ -131,9 +131,9 @@ __device__ __forceinline__ void gradient_rows(const T* dy, const T* y, T* dx, i6
 template <bool LOG>
 __device__ __forceinline__ void gradient_columns(const T* dy, const T* y, T* dx, i64 n_outer,
                                                  i64 length, i64 stride) {
-    __shared__ A of_thread[MAX_THREADS];
+    __shared__ A per_thread[MAX_THREADS];
     const auto line = column_of<COLUMN_ELEMENTS / 2>(n_outer, length, stride);
-    gradient_line<LOG>(line, ColumnThreads<A>{of_thread}, dy, y, dx);
+    gradient_line<LOG>(line, ColumnThreads<A>{per_thread}, dy, y, dx);
 }
 
 }  // namespace cto

@@ -69,6 +69,8 @@ struct Joined {
     u32 n_parts;
     Parts parts;
 
+    // Where element `position` of the concatenation comes from: its address in one of the inputs,
+    // and how many neighbours follow there.
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, whole_width);
         const u32 if_even =
@@ -99,6 +101,8 @@ struct InputColumns {
     const T* whole;
     i64 n, whole_width, start;
 
+    // Where element `position` of one part comes from: its address in the whole array, and how many
+    // neighbours follow.
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, width);
         const T* from = whole + cell.row * whole_width + start + cell.column;
@@ -119,6 +123,8 @@ struct AllParts {
         i64 in_whole;
         T* in_part;
     };
+    // Where element `position` of all parts, one after the other, is: its index in the whole array,
+    // its address in its part.
     __device__ Word at(i64 position) const {
         const auto start = [&](u32 i) { return parts[i].start * n_rows; };
         const u32 if_even = static_cast<u32>(fast_division::quotient(position, even));

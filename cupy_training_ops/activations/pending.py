@@ -194,7 +194,7 @@ class PendingChecks(Locked):
                 self.peak = self._open_nbytes + self._closed_nbytes
 
     def end_step(self) -> None:
-        """End a step; the next one's room depends on it."""
+        """End a step; its bytes are the estimate of how many the next one has."""
         with self.lock:
             self._step, self.last = Step(), self._step
 

@@ -175,6 +175,7 @@ class ActivationStash(Summary):
         self._statistics, self._rows = HeldBytes(), dict[str, dict[str, Any]]()
 
     def __enter__(self) -> ActivationStash:
+        """Open the stash for a forward pass; refuse a `with` inside of another."""
         statement, self.statement = self.statement, None
         if (
             statement is not None and statement() is None

@@ -71,6 +71,7 @@ def _adopt_and_note(
 
 
 def _frozen(op: str, item: Input, value: Any, foreign: ForeignArrays) -> object:
+    """Return the value of a host input as an immutable object, which a bound call stores."""
     is_on_host = interop.is_tensor(value) and value.device.type == "cpu"
     if is_on_host or isinstance(value, np.ma.MaskedArray):
         if not foreign.detaches:

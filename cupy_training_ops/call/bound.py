@@ -304,6 +304,7 @@ class _ClosedInputs:
         return last[1], adopted
 
     def _prepare(self, key: object, adopted: Sequence[Any], foreign: ForeignArrays) -> _PartialCall:
+        """Prepare the call with these arrays in the open places, and remember it under the key."""
         bound = self._bound_arguments
         every = _fill(bound.inputs, bound.places, adopted)
         call, inputs, out = bound.op.prepared_call(every, bound.out, bound.outputs, foreign)
@@ -586,6 +587,7 @@ class Unchanged:
         refuse_gradients(self._op, self._names[len(self._arrays) :], tensors)
 
     def _refuse(self) -> NoReturn:
+        """Refuse a call whose bound arrays have changed; the error names the first of them."""
         now = [*_forms(self._arrays), *map(state, self._tensors.tensors)]
         every = zip(self._names, now, [*self._before, *self._tensors.before], strict=True)
         place, (name, current, bound) = next(

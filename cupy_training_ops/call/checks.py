@@ -194,6 +194,7 @@ class Freezing:
         self._last: tuple[object, object] = (object(), None)
 
     def __call__(self, value: object) -> object:
+        """Convert and check a host value; the value of the last call is not converted again."""
         known, frozen = self._last  # read once: another thread may replace it
         if value is known or (type(value) is type(known) and value and value == known):
             return frozen  # not for 0.0: it equals -0.0

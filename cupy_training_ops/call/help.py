@@ -97,6 +97,7 @@ def _result(outputs: Sequence[Output]) -> str:
 
 
 def _input(item: Input) -> Row:
+    """Return the row of an input: name, type, and what the call accepts there."""
     words = (
         item.memory,
         "optional" if item.optional else "",
@@ -120,6 +121,7 @@ def _list(item: Input) -> str:
 
 
 def _output(item: Output) -> Row:
+    """Return the row of an output: name, type, and what the call returns there."""
     shared = " or ".join(f"{name}'s" for name in item.may_alias)
     words = (
         item.memory,

@@ -47,7 +47,11 @@ class Marked(NamedTuple):
 
 
 def host_key(value: Any) -> object:
-    """Return the key of a host input; KeyError for a value that has to be frozen first."""
+    """Return the key of a host input: the value, with a mark where equal values differ.
+
+    1 and True, or 0.0 and -0.0, are equal in Python; their keys are not. KeyError for a value that
+    has to be frozen first.
+    """
     kind = type(value)
     if kind is int or (kind is tuple and _INTEGERS.issuperset(map(type, value))):
         return value

@@ -73,6 +73,7 @@ class Op(Operator):
     _shared: ClassVar[dict[object, Op]]
 
     def __init_subclass__(cls) -> None:
+        """Set what follows from the class body: declaration, names, readers of arguments."""
         cls.declaration = declared = Declaration.of(cls)
         cls.name, cls.attributes = declared.name, declared.attributes
         cls.family, cls.function_name = declared.family, declared.function_name
@@ -265,6 +266,7 @@ class Op(Operator):
         outputs: Sequence[str] | None,
         foreign: ForeignArrays,
     ) -> tuple[Call, Arguments, Arguments]:
+        """Return the prepared call for these arguments, with inputs and `out` as native arrays."""
         inputs, out, key = self._adopt(inputs, out, outputs, foreign)
         call = self._remembered.get(key)
         if call is None:

@@ -228,9 +228,12 @@ def _result(
     asked_for: bool,
     places: Mapping[str, int],
 ) -> Result:
-    # index: "[1]" for the second array of a list, whose alias is the second of a variadic input; ""
-    # for a single output. An updated input is written even if its output is not asked for, unless
-    # that is `on_request`.
+    """Describe an output of a prepared call: whether it is computed and returned, and from what.
+
+    index: "[1]" for the second array of a list, whose alias is the second of a variadic input; ""
+    for a single output. An updated input is written even if its output is not asked for, unless
+    that is `on_request`.
+    """
     may = (*output.may_alias, *((output.aliases,) if output.aliases else ()))
     alias = None if output.aliases is None else places.get(output.aliases + index)
     updates = alias is not None and not output.on_request
@@ -247,8 +250,11 @@ def _result(
 
 
 def _wanted_spec(op: Declaration, output: Output, item: Spec | Changing | Open | HostArray) -> Spec:
-    # A spec means that the output is computed. For Open its shape is a placeholder. A Changing is a
-    # number, of the one dtype of the output's type.
+    """Return the spec of an output that is computed.
+
+    For Open its shape is a placeholder. A Changing is a number, of the one dtype of the output's
+    type.
+    """
     if isinstance(item, Open):
         return Spec((), item.dtype or np.dtype(np.uint8))
     if isinstance(item, Changing):
@@ -300,8 +306,11 @@ def _is_group(key: Any, count: int) -> bool:
 
 
 def _check_output(op: Declaration, result: Result, key: Any, any_layout: bool) -> None:
-    # key: the fields of an ArrayInfo, the backend first; if the caller passed a tuple for an array,
-    # a tuple of such keys and None.
+    """Refuse an array in `out=` that does not fit the output.
+
+    key: the fields of its ArrayInfo, the backend first; if the caller passed a tuple for an array,
+    a tuple of such keys and None.
+    """
     name = f"out ({result.name})"
     if not key or key[0] is None or isinstance(key[0], tuple):
         refuse(op.name, name, "an array", "a tuple")

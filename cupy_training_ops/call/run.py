@@ -251,6 +251,11 @@ class Call:
         values: Values,
         placed: Placed | None,
     ) -> None:
+        """Compute `results` from `arrays`.
+
+        inputs: all arguments, also those on the host. values: the numbers that change from call to
+        call. placed: addresses of the arrays, where the caller has them already.
+        """
         raise NotImplementedError
 
     def values(self, inputs: Arguments) -> Values:
@@ -426,6 +431,7 @@ class CpuCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
+        """Compute, and return the function's own arrays where the call has no `out=`."""
         if workspace is not None or not self.may_return_computed:
             return super().finish(inputs, arrays, out, workspace, placed)
         values = self.values(inputs) if self.changing else NO_VALUES
@@ -447,6 +453,7 @@ class CpuCall(Call):
         values: Values,
         placed: Placed | None,
     ) -> None:
+        """Call the NumPy function, by pieces where it is element-wise, and write its results."""
         self._refuse_all_read_only(arrays, results)
         arguments, out, marks = self._with_hosts(inputs, values), results, own_marks()
         if self.pieces is None:
@@ -570,6 +577,7 @@ class KernelCall(Call):
         values: Values,
         placed: Placed | None,
     ) -> None:
+        """Queue the launches on the arrays' device, on the current stream."""
         ready = self.ready
         numbers = ready.values(values) if values else ()
         objects = arrays + results if ready.takes_objects else ()
@@ -627,8 +635,10 @@ class KernelCall(Call):
     ) -> None:
         """Queue all steps on the current device, in the operator's workspace.
 
-        memory: the workspace, and pointers into it, if they are known. It counts as not zero from
-        the first step until the last is queued.
+        memory: the workspace, and pointers into it, if they are known. Its zeros count as dirty
+        from the first step until the last is queued: if an exception comes between, they are
+        cleared. stores.depth counts calls that are running: a call inside another has memory of its
+        own.
         """
         backend, device, stores, ready = self.backend, self.device, self.stores, self.ready
         with stores.lock:  # another thread's steps do not come between these

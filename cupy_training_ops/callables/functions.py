@@ -175,6 +175,7 @@ def results(op: str, name: str, returned: object, n: int) -> tuple[Any, ...]:
 
 
 def _look_up(op: str, name: str, table: Mapping[str, T], register: str) -> T:
+    """Return the table's entry of this name; refuse a name that was not registered."""
     try:
         return table[name]
     except KeyError:

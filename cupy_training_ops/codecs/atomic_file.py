@@ -134,6 +134,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _remove_if_abandoned(path: str) -> None:
+    """Remove a temporary file that is old and that no process has locked."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(number)

@@ -112,6 +112,7 @@ def _member(file: object, kind: Format, members: Mapping[str, Stored], name: str
 
 
 def _parse_header(file: object, kind: Format, member: Stored) -> object:
+    """Return the JSON value of a container's header, which is a NumPy array of one text."""
     shape, dtype, _ = member.header()
     if shape != () or dtype.kind != "U" or dtype.itemsize > kind.longest_header:
         about = f"{cut(str(dtype))} of shape {shape}"

@@ -93,6 +93,7 @@ class Declaration:
     other_attributes: Others = field(init=False)
 
     def __post_init__(self) -> None:
+        """Derive what calls ask for often: lists among the inputs, names from other libraries."""
         has_lists = any(item.variadic and item.memory == "device" for item in self.inputs)
         vars(self).update(
             has_lists=has_lists,

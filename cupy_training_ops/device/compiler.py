@@ -99,6 +99,8 @@ def compile_ahead(
 def _load_at_once(
     backend: Backend, new: list[tuple[tuple[Any, ...], Source, tuple[str, ...]]], device: int
 ) -> None:
+    """Load modules, each by a thread; a caller compiles again what fails here."""
+
     def load(key: tuple[Any, ...], source: Source, options: tuple[str, ...]) -> None:
         try:
             with backend.on(device):
@@ -140,6 +142,7 @@ def thread_options() -> tuple[str, ...]:
 
 
 def _compiles(code: str, options: tuple[str, ...]) -> bool:
+    """Return True if NVRTC compiles this source with these options."""
     compiler = nvrtc()
     program = compiler.createProgram(code, "asks.cu", (), ())
     try:

@@ -153,7 +153,7 @@ def copies_with_the_host(graph: int) -> int:
 
 
 def _is_with_the_host(driver: ctypes.CDLL, node: int | None) -> bool:
-    # For a memcpy node: its source or target is in host memory.
+    """Return True if the source or target of a memcpy node is in host memory."""
     copy = _Copy()
     _check(driver.cuGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(copy)))
     return not all(

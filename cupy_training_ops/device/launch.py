@@ -302,6 +302,7 @@ class RangedPlan(ReadyPlan):
         self._within(super().queue, words, new, stream)
 
     def _within(self, queue: Any, *arguments: Any) -> None:
+        """Call queue(*arguments) inside a range of NVTX."""
         from cupy.cuda import nvtx
 
         nvtx.RangePush(self.label)
@@ -583,7 +584,11 @@ class Packed:
         return slice(start, start + nbytes)
 
     def _block(self) -> _Block:
-        """Make a block with the constants, and the addresses of all arguments."""
+        """Allocate a block: constants written, words and new values still to be filled in.
+
+        Each launch gets the address of its own row of addresses at the block's end, from which the
+        driver reads where the launch's arguments are.
+        """
         n_arguments = sum(len(step.places) for step in self._steps)
         store = np.zeros(self._end + WORD.itemsize * n_arguments, np.uint8)
         memory, start = memoryview(store), store.ctypes.data

@@ -62,6 +62,7 @@ class NotedRuns(Forms[_Form]):
     """The runs of one session on CuPy's arrays."""
 
     def __init__(self, session: Session, fixed: Arrays) -> None:
+        """Note the launches of a session's runs, if all its copies can be repeated."""
         super().__init__(session, fixed)
         self.make_form = _Form
         self._run_plainly = session.run_over(fixed)

@@ -365,7 +365,10 @@ def _with_transposed_factors(graph: Graph) -> Graph:
 
 
 def _of_sources(node: Node, sources: Mapping[str, str]) -> Node:
-    """The product of the sources of its transposed factors."""
+    """Return the product with each transposed factor replaced by what it is the transpose of.
+
+    transA or transB is flipped instead: transpose(A) B with transA = 0 is A B with transA = 1.
+    """
     flags = [bool(node.attributes.get(f"trans{x}")) for x in "AB"]  # any integer but 0
     are_transposed = [name in sources for name in node.inputs[:2]]
     if _swaps_batch(node) or not any(are_transposed):

@@ -63,6 +63,7 @@ def _domains(graph: Graph) -> set[str]:
 
 
 def _node(helper: Any, node: Node) -> Any:
+    """Return the proto of a node; what a subgraph reads from outside is no input of it."""
     n = len(node.inputs) - max((g.n_captured for g in subgraphs(node).values()), default=0)
     ends = node.inputs[:n], node.outputs
     proto = helper.make_node(node.op_type, *ends, name=node.name, domain=node.domain)

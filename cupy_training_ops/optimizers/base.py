@@ -103,9 +103,9 @@ def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:
     return {name: given[_AT[name]] for name in call.changing}
 
 
-def known_of(backend: Backend, given: Arrays) -> SameArrays | None:
+def known_of(backend: Backend, gradients: Arrays) -> SameArrays | None:
     """A record of the gradients, which the next step's are compared with."""
-    return SameArrays.of(backend, _DECLARED, _READERS, given, by_memory=True)
+    return SameArrays.of(backend, _DECLARED, _READERS, gradients, by_memory=True)
 
 
 _MADE_ANEW = (  # by `__setstate__` and `_place`
@@ -532,6 +532,7 @@ class Optimizer:
         return lr
 
     def _checked_names(self, names: Names | None) -> tuple[str, ...]:
+        """Return a name for each parameter: the caller's, which must differ, or numbers."""
         n = len(self.parameters)
         if names is None:
             return tuple(map(str, range(n)))

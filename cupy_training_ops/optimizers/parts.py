@@ -272,6 +272,7 @@ def mean_of_all(arrays: Arrays, *, group: ProcessGroup, places: tuple[int, ...])
 
 
 def gathered_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arrays:
+    """Return the arrays whole, from the pieces that the ranks have: by messages."""
     sizes = [x.size for x in arrays]
 
     def answer(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
@@ -308,6 +309,7 @@ def _exchange(
     parts: Sequence[Part],
     answer: Answer,
 ) -> Sequence[memoryview]:
+    """Send this rank's parts to the group, and return what `answer` gives it."""
     text = description(f"{words} {_listing(places)} on cpu", arrays)
     return group.exchange(op, group.everyone, text, parts, answer)
 

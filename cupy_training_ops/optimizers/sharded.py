@@ -69,7 +69,7 @@ class Share(Layout):
 
     @property
     def pieces(self) -> list[tuple[str, int, int]]:
-        """Which elements of which parameters."""
+        """(name, start, stop) of each piece: elements [start, stop) of a flat parameter."""
         sizes, names = list(map(math.prod, self.shapes.values())), list(self.shapes)
         return [(names[i], a, b) for i, a, b in self.split.pieces(self.rank, sizes)]
 
@@ -80,12 +80,12 @@ class Share(Layout):
             self._refuse("", "rank {} of {}".format(*expected), "rank {} of {}".format(*got))
 
     def shard(self, moment: Mapping[str, Any]) -> list[HostArray]:
-        """The pieces of a whole moment."""
+        """Cut this rank's pieces out of a whole moment."""
         flat = {name: on_host(array).reshape(-1) for name, array in moment.items()}
         return [flat[name][start:stop] for name, start, stop in self.pieces]
 
     def merge(self, pieces: Sequence[HostArray]) -> dict[str, HostArray]:
-        """A share's moment of its pieces."""
+        """Join this rank's pieces to one flat array a parameter: the moment as its state has it."""
         lists: dict[str, list[HostArray]] = {name: [] for name in self.shapes}
         for (name, *_), piece in zip(self.pieces, pieces, strict=True):
             lists[name].append(piece)
@@ -93,7 +93,7 @@ class Share(Layout):
         return {name: np.concatenate([empty, *own]) for name, own in lists.items()}
 
     def pieces_of(self, moment: Mapping[str, Any]) -> list[HostArray]:
-        """The pieces of a share's moment."""
+        """Cut a moment of this rank's state, one flat array a parameter, back into its pieces."""
         rest, apart = {name: on_host(array) for name, array in moment.items()}, []
         for name, start, stop in self.pieces:
             piece, rest[name] = np.split(rest[name], [stop - start])

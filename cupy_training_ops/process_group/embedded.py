@@ -40,6 +40,11 @@ class Embedded(Engine):
         self._half_told: set[int] = set()  # peers that got only a part of a message so far
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
+        """Send a message to a rank.
+
+        If its connection is closed, raise GroupError with the reason it left, or EOFError without
+        one.
+        """
         sock = self.sockets[peer]
         self._half_told.add(peer)
         try:

@@ -195,13 +195,19 @@ class Engine:
     def exchange(
         self, ranks: Ranks, text: str, parts: Sequence[Part], answer: Answer
     ) -> tuple[str, Sequence[Any]]:
-        """Words for how the calls differ, and this rank's share of what the first rank answers."""
+        """Compare the ranks' calls; return how they differ ("": they agree), and this rank's parts.
+
+        Each rank sends `text`, which describes its call, and `parts` to the first of `ranks`. That
+        one answers with the differences, and with what answer([parts of each rank]) has for the
+        rank. A text that begins with AGAIN is of a rank that went on without an answer, so a
+        difference is an error.
+        """
         root, what = ranks[0], text.partition(SEPARATOR)[0]
         if self.rank == root:
             own = Message(0, text, [memoryview(part) for part in parts])
             said = [own, *(self.receive(rank, what, self.timeout) for rank in ranks[1:])]
             words = disagreement(ranks, [message.text for message in said])
-            if words and any(message.text.startswith(AGAIN) for message in said):  # who went on
+            if words and any(message.text.startswith(AGAIN) for message in said):
                 raise GroupError(words)
             shares = answer([m.parts for m in said]) if answer and not words else [()] * len(ranks)
             for rank, share in zip(ranks[1:], shares[1:], strict=True):

@@ -57,10 +57,10 @@ def from_torchrun(local_rank: int | None, local_size: int | None, timeout: float
     if owns:
         with _as_group_error("torch.distributed could not connect the ranks"):
             dist.init_process_group("gloo", timeout=_delta(timeout))
-    made = Torch(None, timeout, owns)
-    made.local_rank = made.rank if local_rank is None else local_rank
-    made.local_size = local_size if local_size and made.size % local_size == 0 else None
-    return made
+    engine = Torch(None, timeout, owns)
+    engine.local_rank = engine.rank if local_rank is None else local_rank
+    engine.local_size = local_size if local_size and engine.size % local_size == 0 else None
+    return engine
 
 
 def engine(group: Any, timeout: float) -> Engine:
@@ -100,6 +100,7 @@ class Torch(Engine):
 
     @_as_group_error("the others cannot be reached")
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
+        """Send a message by the store, but the bytes of a long one by gloo."""
         key = f"{self.rank}/{peer}/{self.sent[peer]}"
         if len(data) <= SHORT:
             self._ask(self._store.set, key, b"+" + data)
@@ -111,6 +112,7 @@ class Torch(Engine):
 
     @_as_group_error("the others cannot be reached")
     def listen(self, peer: int | None, seconds: float) -> None:
+        """Take the next message of a rank, or a note that ends the group, from the store."""
         key = "" if peer is None else f"{peer}/{self.rank}/{self.heard[peer] + 1}"
         said, is_message = self._ask(_look, self._store, key)
         if is_message and peer is not None:

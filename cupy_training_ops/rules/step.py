@@ -27,7 +27,7 @@ def gradient_divisor(loss_scale: object, norm: object, max_norm: float) -> float
     return length / max_norm if max_norm > 0 and length > scale * max_norm else scale
 
 
-def can_be_made(rate: object, loss_scale: object = None) -> bool:
+def allows_step(rate: object, loss_scale: object = None) -> bool:
     """Return True if a step can be made with these; else it changes nothing."""
     scale = number(loss_scale)
     return math.isfinite(number(rate)) and math.isfinite(scale) and scale > 0

@@ -70,9 +70,11 @@ class GradientBuckets:
         return repr(self._buckets)
 
     def _register(self, eager: Collection[int]) -> None:
-        """Hook parameters; a gradient of an `eager` one, the last of its bucket, hands all on.
+        """Hook the parameters.
 
-        Hooks of others only append to a list, in C, as the host may limit the backward pass.
+        The hook of an `eager` parameter, usually the last of its bucket, passes all gradients that
+        have come to the buckets. Hooks of others only append to a list, in C, as Python would hold
+        up the backward pass.
         """
         self.close()
         self._is_steady = True
@@ -85,7 +87,7 @@ class GradientBuckets:
         self._is_watched = len(eager) < len(self._parameters)
 
     def _hook(self, place: int, parameter: Any) -> None:
-        """Hand on all gradients that are ready, with that of this parameter."""
+        """Pass all gradients that have come, with that of this parameter, to the buckets."""
         if not self._is_paused:
             self._came.append(parameter)
             self._hand_on()

@@ -133,6 +133,7 @@ def with_deprecated_form(function: Callable[..., Tensor]) -> Callable[..., Tenso
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Tensor:
+        """Call the function with PyTorch's names, also from the deprecated form."""
         is_whole = len(arguments) > 1 or "linear_weight" in named or "weight" not in named
         if len(arguments) > 3 or "hidden" in named or "bias" in named or not is_whole:
             arguments, named = _in_pytorchs_form(arguments, named)

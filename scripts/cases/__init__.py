@@ -71,8 +71,8 @@ def over(
     """A case of an operator for each type and variant: `make(dtype, ...)`, with what a variant has
     behind its label, gives what makes the inputs."""
     return [
-        Case(op, SHORT[t] + each + label, make(t, **given), attributes, peers, **more)
-        for each, given in variants.items()
+        Case(op, SHORT[t] + each + label, make(t, **keywords), attributes, peers, **more)
+        for each, keywords in variants.items()
         for t in types
     ]
 

@@ -35,13 +35,13 @@ def backward(name: str, *arrays: Any, **keywords: Any) -> Callable[[], Any]:
 def _named(*arrays: Any, name: str) -> Callable[[], Any]:
     """ATen's backward operator of our gradient's name, with the forward operator's defaults."""
     word = snake_case(name).removesuffix("_grad")
-    found = getattr(torch.ops.aten, f"{word}_backward", None)
-    if found is None or "grad_input" not in found.overloads():
+    result = getattr(torch.ops.aten, f"{word}_backward", None)
+    if result is None or "grad_input" not in result.overloads():
         raise NotImplementedError(f"PyTorch has no {word}_backward that writes into a tensor")
     forward = getattr(torch.ops.aten, word).default._schema.arguments
-    taken = {argument.name for argument in found.grad_input._schema.arguments}
+    types = {argument.name for argument in result.grad_input._schema.arguments}
     defaults = {
-        a.name: a.default_value for a in forward if a.name in taken and a.has_default_value()
+        a.name: a.default_value for a in forward if a.name in types and a.has_default_value()
     }
     return backward(f"{word}_backward", *arrays, **defaults)
 

@@ -64,8 +64,8 @@ def _of_cudnn(peer: Peer, *inputs: Any) -> Callable[[], Any]:
     return call
 
 
-def _cudnn_forward(*given: Any) -> Callable[[], Any]:
-    return lambda: torch.cudnn_batch_norm(*given, True, 1 - MOMENTUM, EPSILON)
+def _cudnn_forward(*arguments: Any) -> Callable[[], Any]:
+    return lambda: torch.cudnn_batch_norm(*arguments, True, 1 - MOMENTUM, EPSILON)
 
 
 def _cudnn_backward(dy: Any, x: Any, scale: Any, mean: Any, inv_std: Any) -> Callable[[], Any]:

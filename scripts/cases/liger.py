@@ -35,32 +35,32 @@ def softmax_grad(dy: Any, y: Any) -> Call:
 
 def layer_norm(x: Any, scale: Any, bias: Any, epsilon: float) -> Call:
     """Layer normalisation of rows, with statistics."""
-    ops, given = _ops("layer_norm"), [as_torch(array) for array in (x, scale, bias)]
-    return lambda: ops.layer_norm_forward(*given, epsilon)
+    ops, arguments = _ops("layer_norm"), [as_torch(array) for array in (x, scale, bias)]
+    return lambda: ops.layer_norm_forward(*arguments, epsilon)
 
 
 def layer_norm_grad(dy: Any, x: Any, scale: Any, mean: Any, inv_std: Any) -> Call:
     """Its gradients."""
     ops = _ops("layer_norm")
-    slope, given, of, center, root = map(as_torch, (dy, x, scale, mean, inv_std))
-    bias, center, root = of.clone().zero_(), center.flatten(), root.flatten()
-    return lambda: ops.layer_norm_backward(slope, given, of, bias, center, root)
+    dy_, x_, weight, mean_, inv_std_ = map(as_torch, (dy, x, scale, mean, inv_std))
+    bias, mean_, inv_std_ = weight.clone().zero_(), mean_.flatten(), inv_std_.flatten()
+    return lambda: ops.layer_norm_backward(dy_, x_, weight, bias, mean_, inv_std_)
 
 
 def rms_norm(x: Any, scale: Any, epsilon: float) -> Call:
     """RMS normalisation of rows, with statistics."""
-    ops, given, of = _ops("rms_norm"), as_torch(x), as_torch(scale)
-    return lambda: ops.rms_norm_forward(given, of, epsilon, 0.0, "llama", None)
+    ops, source, weight = _ops("rms_norm"), as_torch(x), as_torch(scale)
+    return lambda: ops.rms_norm_forward(source, weight, epsilon, 0.0, "llama", None)
 
 
 def rms_norm_grad(dy: Any, x: Any, scale: Any, inv_std: Any) -> Call:
     """Its gradients, where that of x is not written over dy."""
-    ops, slope, given, of = _ops("rms_norm"), as_torch(dy), as_torch(x), as_torch(scale)
-    _, _, root, *settings = ops.rms_norm_forward(given, of, 1e-5, 0.0, "llama", None)
+    ops, slope, source, weight = _ops("rms_norm"), as_torch(dy), as_torch(x), as_torch(scale)
+    _, _, root, *settings = ops.rms_norm_forward(source, weight, 1e-5, 0.0, "llama", None)
     size, warps, mode = settings
     root.copy_(as_torch(inv_std).flatten())
     return lambda: ops.rms_norm_backward(
-        slope, given, of, root, 0.0, mode, size, warps, False, None
+        slope, source, weight, root, 0.0, mode, size, warps, False, None
     )
 
 

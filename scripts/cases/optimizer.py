@@ -88,11 +88,11 @@ def _of_each(nbytes: int, place: int) -> Callable[..., int]:
 def _whole_step(op: Any, r: Any, t: Any, *lists: Any) -> Callable[[], Any]:
     """Norm and check in one pass; unscaling, clipping and update in another."""
     norm_of = get_op("GradientNorm")()
-    found = norm_of(lists[1])
+    norm = norm_of(lists[1])
     scale, step = _number(SCALE), cupy.full(1, t, cupy.int64)
 
     def run() -> None:
-        size, finite = norm_of(lists[1], out=found)
+        size, finite = norm_of(lists[1], out=norm)
         op(r, step, *lists, None, scale, size, finite, MOST, outputs=ADAM)
 
     return run
@@ -114,8 +114,8 @@ def _clip(gradients: list[Any]) -> None:
 
 
 def _torch_whole(r: Any, t: Any, *lists: Any) -> Callable[[], Any]:
-    found, check = finite_check(lists[1], 1 / SCALE)
-    step = _fused_adam(r, t, *lists, found_inf=found)
+    found_inf, check = finite_check(lists[1], 1 / SCALE)
+    step = _fused_adam(r, t, *lists, found_inf=found_inf)
 
     def run() -> None:
         check()

@@ -57,9 +57,9 @@ def integers(rng: Any, n: int, shape: Any) -> Any:
     """Below n. The generator's kernels were seen to run before others of the null stream were done
     with memory that they reuse: normal values stood in indices."""
     cupy.cuda.Device().synchronize()
-    found = rng.integers(0, n, shape, dtype=cupy.int64)
+    result = rng.integers(0, n, shape, dtype=cupy.int64)
     cupy.cuda.Device().synchronize()
-    return found
+    return result
 
 
 def parameters(rng: Any, dtype: Any) -> list[Any]:

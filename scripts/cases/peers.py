@@ -38,8 +38,8 @@ def ready(make: Callable[..., Callable[[], Any]]) -> Peer:
 def on_tensors(function: Callable[..., Any], *prepared: Callable[..., Any]) -> Peer:
     """A function of the inputs, and behind them of what is prepared from these before the clock."""
 
-    def make(*given: Any) -> Callable[[], Any]:
-        every = *given, *(prepare(*given) for prepare in prepared)
+    def make(*arguments: Any) -> Callable[[], Any]:
+        every = *arguments, *(prepare(*arguments) for prepare in prepared)
         return lambda: function(*every)
 
     return ready(make)
@@ -64,9 +64,9 @@ def cast(to: str, view: str = "") -> Peer:
 def finite_check(gradients: list[Any], number: float = 1.0) -> tuple[Any, Callable[[], Any]]:
     """Mixed-precision training's check, which also multiplies by a number in place, and the flag
     that it sets."""
-    found, scale = (torch.full((1,), v, device="cuda") for v in (0.0, number))
+    found_inf, scale = (torch.full((1,), v, device="cuda") for v in (0.0, number))
     check = torch._amp_foreach_non_finite_check_and_unscale_
-    return found, lambda: check(gradients, found, scale)
+    return found_inf, lambda: check(gradients, found_inf, scale)
 
 
 def norm(gradients: list[Any]) -> Any:

@@ -80,8 +80,8 @@ def test_extremes_are_the_same_everywhere(run, rng, name) -> None:
     op_name, attributes, make = CASES[name]
     op, inputs = get_op(op_name)(**attributes), make(rng)
     expected = expected_outputs(op, copy.deepcopy(inputs))
-    found = op(*run.place_inputs(op, inputs))
-    for actual, wanted in zip(flat(as_tuple(found)), flat(as_tuple(expected)), strict=True):
+    result = op(*run.place_inputs(op, inputs))
+    for actual, wanted in zip(flat(as_tuple(result)), flat(as_tuple(expected)), strict=True):
         if wanted is not None:
             size = np.nanmax(np.abs(np.append(wanted[np.isfinite(wanted)], 0)))
             scale = FLOAT32.type(1 / size) if wanted.dtype == FLOAT32 and size > 1 else 1

@@ -121,6 +121,9 @@ def test_when_ended_it_ends_its_steps(begun) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 130
+    deadline = time.monotonic() + 5.0  # of a step's own child, which the signal has reached
+    while sleeping(process) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert not sleeping(process)
 
 

@@ -72,11 +72,11 @@ class AdamOptimizer(Op):
     lambda_ R times the weight that is updated already: PyTorch's AdamW is mode 0, that of Hugging
     Face mode 1.
 
-    mixed_precision_weights get the new weights too, rounded once; what they held does not matter.
-    Moments and T are updated in any case; weights, gradients and low-precision weights only if
-    `outputs=` names their outputs, or is left out. A step that is skipped changes nothing, not even
-    T. It is also skipped where R is in an array and not finite, or loss_scale in an array and not
-    finite and above 0; a T that is a number counts on then.
+    mixed_precision_weights get the new weights too, rounded once; their former values do not
+    matter. Moments and T are updated in any case; weights, gradients and low-precision weights only
+    if `outputs=` names their outputs, or is left out. A step that is skipped changes nothing, not
+    even T. It is also skipped where R is in an array and not finite, or loss_scale in an array and
+    not finite and above 0; a T that is a number counts on then.
 
     moment_2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps
     become far too large; bfloat16 has the range of float32.
@@ -122,7 +122,7 @@ class AdamOptimizer(Op):
             aliases="mixed_precision_weights",
             on_request=True,
             shape="shape of weights",
-            doc="where mixed_precision_weights are given",
+            doc="with mixed_precision_weights",
         ),
     )
     alpha = attribute(common.decay, 0.9, doc="decay of the first moment")
@@ -186,7 +186,7 @@ class AdamOptimizerList(AdamOptimizer):
     """Adam over a list: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon).
 
     Each parameter is treated as by AdamOptimizer; all have the same numbers. max_norm is in the
-    place of max_norm_clip where it is given. An entry of mixed_precision_weights may be None.
+    place of max_norm_clip where it is passed. An entry of mixed_precision_weights may be None.
 
     With weight_decay_mode 2 lambda_ weights is added to the gradient, once it is unscaled and
     clipped: PyTorch's Adam. maximize: the gradient's negative in its place.
@@ -342,10 +342,10 @@ class AdamWOptimizer(Op):
     m = alpha momentums_1 + (1 - alpha) g and v = beta momentums_2 + (1 - beta) g^2 are the new
     momentums, c1 = 1 - alpha^step and c2 = 1 - beta^step, or 1 without correct_bias. This is
     PyTorch's AdamW; adam_mode 1 is that of Hugging Face, where epsilon is added to sqrt(v) before
-    c2 divides it, and the decay is taken of the weight that is updated already.
+    c2 divides it, and the decay is computed from the weight that is updated already.
 
     An `out=` of its own leaves weights or momentums as they are; an `outputs=` without them does
-    not. The signal comes back where it is given: an array is updated_flag too. An lr in an array
+    not. The signal comes back where it was passed: an array is updated_flag too. An lr in an array
     that is not finite skips the step.
 
     momentums_2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps

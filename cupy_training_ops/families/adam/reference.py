@@ -12,8 +12,8 @@ import numpy as np
 
 from ...dtypes import Dtype, HostArray
 from ...rules.step import (
+    allows_step,
     bias_correction,
-    can_be_made,
     count_step,
     gradient_divisor,
     number,
@@ -144,6 +144,7 @@ def adam_optimizer(
     update_signal: Number = None,
     **rule: Unpack[Rule],
 ) -> tuple[HostArray | None, ...]:
+    """AdamOptimizer: a step of one weight array."""
     new_t, *stepped = adam_optimizer_list(
         r, t, [weights], [gradients], [moment_1], [moment_2], [mixed_precision_weights],
         loss_scale, global_gradient_norm, update_signal, maximize=False, rounding_seed=None, **rule,
@@ -166,6 +167,7 @@ def adam_optimizer_list(
     max_norm: Number = None,
     **rule: Unpack[ListRule],
 ) -> Results:
+    """AdamOptimizerList: a step of many weight arrays."""
     *results, _ = adam_largest_list(
         r, t, weights, gradients, moment_1, moment_2, mixed_precision_weights, loss_scale,
         global_gradient_norm, update_signal, max_norm, **rule,
@@ -189,7 +191,11 @@ def adam_largest_list(
     largest_moment_2: Arrays | None = None,
     **rule: Unpack[ListRule],
 ) -> Results:
-    update = bool(number(update_signal)) and can_be_made(r, loss_scale)
+    """AdamLargestList: Adam over lists; with largest_moment_2 it is AMSGrad.
+
+    A step that is skipped returns every input unchanged, in the order of the outputs.
+    """
+    update = bool(number(update_signal)) and allows_step(r, loss_scale)
     before, new_t = count_step(t, update)
     mixed = mixed_precision_weights or [None] * len(weights)
     largest: Some = largest_moment_2 or [None] * len(weights)
@@ -227,6 +233,7 @@ def adam_coded_list(
     bits: int,
     **rule: Unpack[ListRule],
 ) -> Results:
+    """AdamCodedList: Adam over lists with moments as codes of 8 or 4 bits."""
     coded = zip(moment_1, moment_2, weights, strict=True)
     wide = [decode((m, v), w.size, bits) for m, v, w in coded]
     first, second = (
@@ -236,7 +243,7 @@ def adam_coded_list(
         r, t, weights, gradients, first, second, mixed_precision_weights, loss_scale,
         global_gradient_norm, update_signal, max_norm, **rule,
     )  # fmt: skip
-    if not (number(update_signal) and can_be_made(r, loss_scale)):
+    if not (number(update_signal) and allows_step(r, loss_scale)):
         return new_t, tuple(moment_1), tuple(moment_2), w, g, mixed
     step = int(number(t))
     codes = [encode(x, y, bits, step) for x, y in zip(m, v, strict=True)]
@@ -254,6 +261,7 @@ def adam_w_optimizer(
     update_signal: Number = None,
     **rule: Unpack[RuleW],
 ) -> tuple[HostArray, Lists, Lists, Lists]:
+    """AdamWOptimizer: Adam with decoupled weight decay."""
     update = bool(number(update_signal))
     _, m, v, w, *_ = adam_optimizer_list(
         lr, step, weights, gradients, momentums_1, momentums_2, update_signal=update,

@@ -65,6 +65,7 @@ def _single(
     copy: Any = None,
     others: Numbers = (),
 ) -> tuple[Any, ...]:
+    """Return the inputs of AdamOptimizer: one array of each list of _list, and numbers."""
     row = _list(rng, types, (shape,), numbers)
     mixed = None if copy is None else values(rng, shape, copy)
     return *row[:2], *(items[0] for items in row[2:]), mixed, *others
@@ -86,16 +87,17 @@ def _full(
     copy: Any = None,
     others: Numbers = (),
 ) -> tuple[Any, ...]:
+    """Return the inputs of a step over lists, with low-precision copies and other numbers."""
     row = _list(rng, types, shapes, numbers)
     return *row, None if copy is None else holes(rng, shapes, copy), *others
 
 
 def _with_codes(rng: Generator, types: Types, bits: int = 8, **options: Any) -> tuple[Any, ...]:
-    """With moments in codes."""
-    row = list(_full(rng, types, **options))
-    pairs = [encode(m, v, bits) for m, v in zip(*row[4:6], strict=True)]
-    row[4:6] = [pair.first for pair in pairs], [pair.second for pair in pairs]
-    return tuple(row)
+    """The inputs of _full, with both moments of each weight as codes of so many bits."""
+    r, t, weights, gradients, first, second, *rest = _full(rng, types, **options)
+    codes = [encode(m, v, bits) for m, v in zip(first, second, strict=True)]
+    moments = [code.first for code in codes], [code.second for code in codes]
+    return r, t, weights, gradients, *moments, *rest
 
 
 def _with_largest(rng: Generator, types: Types, **options: Any) -> tuple[Any, ...]:
@@ -180,6 +182,7 @@ def _adam() -> Iterator[Sample]:
 
 
 def _adam_list() -> Iterator[Sample]:
+    """Yield samples of AdamOptimizerList: types, lists of shapes, rules, random rounding."""
     name = "AdamOptimizerList"
     yield from _ordinary(name, LIST_ROWS, _full)
     yield from _options(name, LIST_ROWS, _full)
@@ -197,6 +200,7 @@ def _adam_list() -> Iterator[Sample]:
 
 
 def _adam_largest() -> Iterator[Sample]:
+    """Yield samples of AdamLargestList, which is AMSGrad over lists."""
     name = "AdamLargestList"
     yield from _ordinary(name, LIST_ROWS, _with_largest)
     for i, (label, shapes, offset) in enumerate(LISTS):
@@ -214,6 +218,7 @@ def _adam_largest() -> Iterator[Sample]:
 
 
 def _adam_coded() -> Iterator[Sample]:
+    """Yield samples of AdamCodedList in codes of 8 bits, then of 4."""
     name = "AdamCodedList"
     yield from _ordinary(name, CODED_ROWS, _with_codes)
     for i, (label, shapes, offset) in enumerate(LISTS):
@@ -237,6 +242,7 @@ def _adam_coded() -> Iterator[Sample]:
 
 
 def _adam_w() -> Iterator[Sample]:
+    """Yield samples of AdamWOptimizer: types, modes, lists of shapes, skipped steps."""
     name = "AdamWOptimizer"
     for i, types in enumerate(LIST_ROWS):
         numbers, _ = _arrays_of_numbers(i, 1, 1)

@@ -69,6 +69,11 @@ class Kernels:
         rows: Iterable[Spec | None],
         with_scores: bool = False,
     ) -> None:
+        """Choose tiles and slots.
+
+        fields: of the struct Problem. rows: all arrays, which have to be aligned for copies of
+        vectors. with_scores: the scores, or their gradient, are written too.
+        """
         arrays = [spec for spec in rows if spec is not None]
         dtype = arrays[0].dtype
         self._fields, self._batch = fields, batch

@@ -6,29 +6,30 @@ from __future__ import annotations
 from ...declare.facts import Struct, double, flag, i32, i64, u32
 from ...facts import Divisor
 
-THREADS = 256  # of a block, where several share channels
-CHANNEL_NBYTES = 128  # that a thread holds of a channel, of all arrays that are read
-SINGLE_SLOTS = 16  # that it holds where a slot is one element
-MAX_COLUMNS = 8  # of a thread; a vector has no more, as plans know
-RING_GROUPS = 4  # of rows that are copied to shared memory at a time
-RING_BLOCKS = 2  # with such rows that share a multiprocessor
-RING_ROWS = 4  # of a thread in a group, of all arrays that are read
-HELD_THREADS = 512  # of a block that holds channels in shared memory, at most
-HELD_ROWS = 4  # of all arrays that are read, that such a thread uses at a time
-MOST_GROUPS = 4  # of copies, the first of which are used while the last are on their way
-MOMENTS, SLOPES = 3, 2  # numbers that parts of a channel have, forwards and backwards
-COEFFICIENTS = 4  # of a channel
+THREADS = 256  # threads of a block, at most; those of staged channels have STAGED_THREADS
+CHANNEL_NBYTES = 128  # bytes of a channel in a thread's registers, of all input arrays together
+SINGLE_SLOTS = 16  # elements that a thread has in registers, where it loads them one by one
+MAX_COLUMNS = 8  # neighbouring columns of a thread, at most: a vector of the narrowest type
+RING_GROUPS = 4  # groups of rows that a thread copies to shared memory ahead of their use
+RING_BLOCKS = 2  # blocks of a multiprocessor, in kernels with a ring of rows in shared memory
+RING_ROWS = 4  # rows of a group, counted over all input arrays: 4 of one, or 2 of each of two
+STAGED_THREADS = 512  # threads of a block whose channels fit into shared memory, at most
+STAGED_ROWS = 4  # rows that such a thread loads together, counted over all input arrays
+MOST_GROUPS = 4  # groups of asynchronous copies: the first are used while the last are under way
+MOMENTS, SLOPES = 3, 2  # numbers of a partial sum, in the normalization and in the gradient
+COEFFICIENTS = 4  # numbers from which the results of a channel are computed
 
-# Flags: scale, bias and their gradients, and statistics, have X's half type.
+# Flags: scale, bias and their gradients, or statistics, have the 2-byte type of X.
 Halves = Struct("Halves", scale=flag, statistics=flag)
 
-# rest: 1 - momentum.
+# Attributes of BatchNormInternal. rest: 1 - momentum.
 Rule = Struct("Rule", epsilon=double, momentum=double, rest=double, unbiased=flag)
 
-# A channel in pieces of neighbouring elements: `slots` of a piece, `n_slots` of the channel, `span`
-# of a part, below 2^31. From a slot of a thread to its next, which is blockDim.x slots on, there
-# are `slots_on` slots of the piece and `elements_on` elements of the array; `wrap` elements more
-# where it is past the end of the piece.
+# An array (outer, n_channels, length): a channel is `outer` pieces of `length` neighbouring
+# elements, in slots of one vector or one element. A piece has `slots` of them, a channel `n_slots`,
+# a block's part of the channel `span`, below 2^31. A thread has every blockDim.x-th slot: to go on
+# to its next, it adds `slots_on` to the slot's number in the piece and `elements_on` to the index
+# in the array; past the end of the piece also -slots, and `wrap`.
 Pieces = Struct(
     "Pieces",
     slots=Divisor.one,
@@ -41,11 +42,13 @@ Pieces = Struct(
     wrap=i64,
 )
 
-# A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows.
-# Parts take turns at the rows of a block, in so many `turns`, below 2^31. `aligned`: each slot lies
-# at a multiple of 16 bytes, in all arrays. By way of shared memory a thread has room for `ring`
-# groups of rows there, RING_GROUPS or more. The L2 cache is to keep the last `cached` rows of a
-# thread, of those that are not there.
+# An array as a matrix of n_rows rows, in which a channel is `length` neighbouring columns. A tile
+# is `tile_channels` channels, each row of it shared by `width` threads; its rows are divided among
+# `n_parts` parts, each for a block, in which a thread has up to `turns` rows, below 2^31.
+# `aligned`: each thread's columns begin at a multiple of 16 bytes, in every row and array.
+# `ring_groups`: groups of rows that shared memory has room for, at least RING_GROUPS; 0 without
+# shared memory. `cached`: a thread's last rows, of those that are not in shared memory, which the
+# L2 cache shall keep for the second pass.
 Columns = Struct(
     "Columns",
     n_rows=i64,
@@ -53,41 +56,43 @@ Columns = Struct(
     n_parts=i64,
     turns=i64,
     length=u32,
-    channels=u32,
+    tile_channels=u32,
     width=u32,
-    ring=u32,
+    ring_groups=u32,
     cached=i32,
     aligned=flag,
 )
 
-# Channels in `length` columns that blocks hold, each some of `n_tiles` tiles of so many `channels`.
-# `width` threads share a row; a thread has `depth` rows of a tile in shared memory. They are copied
-# in groups of so many rows, `groups_of_tile` one after the other, to a `ring` of rows that has room
-# for `groups_of_ring`; there a tile begins `step` rows after the one before.
-Held = Struct(
-    "Held",
+# A matrix as in Columns, in tiles of `tile_channels` channels that fit into the shared memory of a
+# block: `staged_rows` rows of each thread, where it has more the others are read twice. They are
+# copied in `tile_groups` groups of `group_rows` rows, to a ring of `ring_rows` rows, which has room
+# for `ring_groups` groups; a tile begins `ring_step` rows after the one before.
+StagedTiles = Struct(
+    "StagedTiles",
     n_channels=i64,
     n_rows=u32,
     n_tiles=u32,
     length=u32,
-    channels=u32,
+    tile_channels=u32,
     width=u32,
-    depth=i32,
-    of_group=i32,
-    groups_of_tile=i32,
-    groups_of_ring=i32,
-    ring=i32,
-    step=i32,
+    staged_rows=i32,
+    group_rows=i32,
+    tile_groups=i32,
+    ring_groups=i32,
+    ring_rows=i32,
+    ring_step=i32,
 )
 
-# Tiles from the first one on; `n_items` of one pass, `n_parts` of each tile, whose sums are put
-# together in groups of so many; `lag` is from n_parts - 1 to n_items; which passes there are.
+# Work of a launch: n_items parts of tiles, from tile first_tile on, `n_parts` of each tile. Their
+# sums are added up in groups of `group_parts` parts, then the groups (1: no groups). Item i is
+# applied after item i + `lag` is summed, n_parts - 1 <= lag <= n_items; batch_norm/schedule.cuh has
+# an example. `sums`, `applies`: the launch has the first pass, the second pass.
 Schedule = Struct(
     "Schedule",
     first_tile=u32,
     n_items=u32,
     n_parts=u32,
-    of_group=u32,
+    group_parts=u32,
     lag=u32,
     sums=flag,
     applies=flag,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Batch normalisation in training, and its gradient; channels are walked in place.
 
-Sums are kept in float32 (float64 for float64), in an order that follows from shapes and alignment.
-A channel whose squared distances add up to more than that holds has an infinite variance.
+Sums are in float32 (float64 for float64), in an order that follows from shapes and alignment.
+Where the squared distances of a channel add up to more than that type's largest number, the
+variance is infinite.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class BatchNormInternal(_BatchNorm):
     lies_as = LiesAs({"X": "X", "Y": "X"}, alike=True)
     epsilon = attribute(positive_or_zero, 1e-5)
     momentum = attribute(share, 0.9, doc="what running statistics keep")
-    training_mode = attribute(boolean, True, doc="False takes the given statistics")
+    training_mode = attribute(boolean, True, doc="False normalises by input_mean and input_var")
     unbiased = attribute(boolean, True, doc="running_var takes m / (m - 1) of the variance")
 
     def infer(self, x: Spec, *per_channel: Spec) -> tuple[Spec | None, ...]:
@@ -153,16 +154,17 @@ class BatchNormalizationGrad(_BatchNorm):
 
     xhat = (X - saved_mean) saved_inv_std; scale_grad = sum of dY xhat, bias_grad = sum of dY, means
     and sums over the elements of a channel. saved_mean and saved_inv_std are BatchNormInternal's,
-    and are taken as they are; upstream calls the second `variance`, but reads it so. It is the
-    gradient of training: where statistics are given, it is another. epsilon has no influence.
+    and are used as they are; upstream calls the second `variance`, but reads it so. It is the
+    gradient of training: where Y was computed with input_mean and input_var, it is another. epsilon
+    has no influence.
 
     Without elements scale_grad and bias_grad are 0. NaN and infinities propagate over their
     channel.
 
     Memory: where a channel is more than a block holds, a workspace of 17 KB, 16 bytes a channel (32
     for float64) and 1/500 of X for partial sums, up to 1/20 where channels have few neighbouring
-    elements. A dY that lies otherwise than X is copied there, as X lies, and so is an X_grad that
-    is given.
+    elements. A dY that lies otherwise than X is copied there, as X lies, and so is an `out=`
+    for X_grad.
 
     Source: ONNX BatchNormalization-14, gradient;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/nn/batch_norm_grad.cc.

@@ -71,8 +71,8 @@ class Kernels(NamedTuple):
     """The kernels of an operator, by how they divide channels; see batch_norm/batch_norm.cu."""
 
     channels: str  # that fit into the registers of a block
-    held_channels: str  # that fit into its shared memory, in slots of 16 bytes
-    narrow_held_channels: str  # the same in slots of 8 bytes
+    staged_channels: str  # that fit into its shared memory, in slots of 16 bytes
+    narrow_staged_channels: str  # the same in slots of 8 bytes
     channel_parts: str
     single_channel_parts: str  # of unaligned elements
     column_parts: str
@@ -81,8 +81,8 @@ class Kernels(NamedTuple):
 
 NORMALIZE = Kernels(
     channels="batch_norm_internal__channels",
-    held_channels="batch_norm_internal__held_channels",
-    narrow_held_channels="batch_norm_internal__narrow_held_channels",
+    staged_channels="batch_norm_internal__staged_channels",
+    narrow_staged_channels="batch_norm_internal__narrow_staged_channels",
     channel_parts="batch_norm_internal__channel_parts",
     single_channel_parts="batch_norm_internal__single_channel_parts",
     column_parts="batch_norm_internal__column_parts",
@@ -90,8 +90,8 @@ NORMALIZE = Kernels(
 )
 GRADIENT = Kernels(
     channels="batch_normalization_grad__channels",
-    held_channels="batch_normalization_grad__held_channels",
-    narrow_held_channels="batch_normalization_grad__narrow_held_channels",
+    staged_channels="batch_normalization_grad__staged_channels",
+    narrow_staged_channels="batch_normalization_grad__narrow_staged_channels",
     channel_parts="batch_normalization_grad__channel_parts",
     single_channel_parts="batch_normalization_grad__single_channel_parts",
     column_parts="batch_normalization_grad__column_parts",
@@ -105,14 +105,14 @@ class Work:
 
     n_tiles: int
     n_parts: int
-    of_group: int = 1
+    group_parts: int = 1
     sums: bool = True
     applies: bool = True
 
     @property
     def n_groups(self) -> int:
         """Groups of a tile's parts."""
-        return ceil_div(self.n_parts, self.of_group)
+        return ceil_div(self.n_parts, self.group_parts)
 
 
 @dataclass(frozen=True)
@@ -163,9 +163,9 @@ class Matrix:
             n_parts=n_parts,
             turns=self.turns(n_parts),
             length=self.channels.length,
-            channels=self.tile,
+            tile_channels=self.tile,
             width=self.threads,
-            ring=ring,
+            ring_groups=ring,
             cached=cached,
             aligned=aligned,
         )
@@ -190,12 +190,13 @@ class Call:
     sums: bool = True
 
     def plan(self) -> Plan:
+        """Choose how blocks divide channels: whole on chip, else by columns or pieces."""
         channels = Channels.of_arrays(self.read)
         aligned = all(s.aligned for s in (*self.read, self.applied) if s is not None)
         if not channels.elements:
             return self._whole_channels(channels)
         if (tiles := self._shared_memory_tiles(channels, aligned)) is not None:
-            narrow, wide = self.kernels.narrow_held_channels, self.kernels.held_channels
+            narrow, wide = self.kernels.narrow_staged_channels, self.kernels.staged_channels
             symbol = narrow if tiles.is_narrow else wide
             return Plan((self._launch(symbol, tiles.config, tiles.argument),))
         if self._go_by_columns(channels, aligned):
@@ -215,7 +216,7 @@ class Call:
     def _go_by_columns(self, channels: Channels, aligned: bool) -> bool:
         """Return True if a block takes tiles of columns of the matrix (outer, n * length).
 
-        Else it takes pieces, the `length` neighbours of one channel in a row. Columns are taken
+        Otherwise it works on pieces, the `length` neighbours of one channel in a row. Columns serve
         where pieces are short, or where rows are whole numbers of vectors and pieces are not.
         """
         if channels.n > 1 and channels.length * self.t.itemsize < PIECE_NBYTES:
@@ -236,6 +237,7 @@ class Call:
     # ---- pieces ----------------------------------------------------------------------------------
 
     def _in_pieces(self, channels: Channels, aligned: bool) -> Plan:
+        """Blocks share a channel in parts of neighbouring slots, or have one each in registers."""
         whole = aligned and channels.length % self.width == 0
         if whole and self.sums and self._fits(channels):
             return self._whole_channels(channels)
@@ -273,6 +275,7 @@ class Call:
     # ---- columns ---------------------------------------------------------------------------------
 
     def _in_columns(self, channels: Channels, aligned: bool) -> Plan:
+        """Blocks share tiles of columns, in parts of rows."""
         matrix = Matrix(channels, self._tile(channels), self.width)
         aligned = aligned and matrix.is_whole
         row_nbytes = matrix.row_elements * self.t.itemsize
@@ -285,8 +288,8 @@ class Call:
         of_tile = min(MERGED_SUMS // matrix.tile, ceil_div(n_items, matrix.n_tiles))
         n_parts = max(1, min(most, of_tile))
         cached = self._cached_rows(matrix, n_parts, ring)
-        of_group = _of_group(n_parts, matrix.tile)
-        work = Work(matrix.n_tiles, n_parts, of_group, self.sums, self.applied is not None)
+        group_parts = _group_parts(n_parts, matrix.tile)
+        work = Work(matrix.n_tiles, n_parts, group_parts, self.sums, self.applied is not None)
         layout = matrix.layout(n_parts, ring, cached, aligned)
         shared_nbytes = ring * self._group_nbytes
         return self._schedule(symbol, blocks, channels.n, layout, work, shared_nbytes)
@@ -340,6 +343,11 @@ class Call:
         work: Work,
         shared_nbytes: int = 0,
     ) -> Plan:
+        """Launches of both passes over the parts of all tiles, with their scratch memory.
+
+        blocks: of a multiprocessor. layout: the struct Pieces or Columns. shared_nbytes: of the
+        ring; then blocks also list the parts that they have summed, in n_parts numbers.
+        """
         scratch = ScratchMemory()
         arrays = self._scratch(scratch, n_channels, work)
         n_parts = min(work.n_tiles, MAX_TILES) * work.n_parts if shared_nbytes else 0
@@ -358,7 +366,7 @@ class Call:
         The counters: one that hands out items, two for each tile (parts summed, parts applied), and
         one for each group of parts, where parts are merged in groups.
         """
-        n_groups = min(work.n_tiles, MAX_TILES) * work.n_groups if work.of_group > 1 else 0
+        n_groups = min(work.n_tiles, MAX_TILES) * work.n_groups if work.group_parts > 1 else 0
         counters = scratch.zeros(1 + 2 * MAX_TILES + n_groups, np.uint32)
         accumulator = computed_in(self.t)
         n_partials = n_channels * work.n_parts * self.n_fields if work.sums else 0
@@ -382,7 +390,7 @@ def _rounds(nbytes: int) -> int:
     return 1 if nbytes <= COLUMNS_NBYTES else 2
 
 
-def _of_group(n_parts: int, n_channels: int) -> int:
+def _group_parts(n_parts: int, n_channels: int) -> int:
     """Parts that are merged first: 1 where no groups are needed."""
     few = n_parts <= MERGED_PARTS * (THREADS // n_channels)
     return 1 if few else math.isqrt(n_parts)
@@ -425,7 +433,7 @@ def schedules(most: int, work: Work, shared_nbytes: int = 0) -> Iterator[tuple[C
             first_tile=first,
             n_items=n_items,
             n_parts=work.n_parts,
-            of_group=work.of_group,
+            group_parts=work.group_parts,
             lag=min(n_items, work.n_parts + grid),
             sums=work.sums,
             applies=work.applies,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Channels, and tiles of them that blocks have in shared memory; see batch_norm/held.cuh."""
+"""Channels, and tiles of them in shared memory; see batch_norm/staged_tiles.cuh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from ...declare.schema import Shape, Spec
 from ...facts import WARP
 from ...plan import VEC_NBYTES, Config, Device, align_up, by_value, ceil_div
-from .facts import COEFFICIENTS, HELD_ROWS, HELD_THREADS, MOST_GROUPS, Held
+from .facts import COEFFICIENTS, MOST_GROUPS, STAGED_ROWS, STAGED_THREADS, StagedTiles
 
 RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 ROW_NBYTES = 256  # of a tile, at least, where as many channels fit
@@ -57,18 +57,18 @@ class Channels:
 
 @dataclass(frozen=True)
 class Ring:
-    """Rows in shared memory, in groups; the next tile begins `step` rows on."""
+    """A thread's rows in shared memory, a circular buffer that is filled group by group."""
 
     rows: int
-    of_group: int
-    groups_of_tile: int
-    groups: int
-    step: int
+    group_rows: int  # rows of a group
+    tile_groups: int  # groups of a tile
+    groups: int  # groups that the buffer has room for
+    step: int  # rows from the first one of a tile to the first one of the next
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of `of_tile` channels, each for a block, `width` threads of which share a row."""
+    """Tiles of `tile_channels` channels, each for a block, `width` threads of which share a row."""
 
     device: Device
     channels: Channels
@@ -77,13 +77,13 @@ class Tiles:
     computed_itemsize: int
     n_fields: int  # of a sum
     slot_nbytes: int
-    of_tile: int
+    tile_channels: int
     blocks: int  # of a multiprocessor
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return HELD_THREADS // self.blocks // WARP * WARP
+        return STAGED_THREADS // self.blocks // WARP * WARP
 
     @property
     def columns(self) -> int:
@@ -93,7 +93,7 @@ class Tiles:
     @property
     def width(self) -> int:
         """Threads that share a row."""
-        return self.of_tile * self.channels.length // self.columns
+        return self.tile_channels * self.channels.length // self.columns
 
     @property
     def height(self) -> int:
@@ -113,14 +113,15 @@ class Tiles:
     @property
     def ring(self) -> Ring:
         """A thread's rows of a tile, and of the next ones what there is room for."""
-        least = HELD_ROWS // self.n_arrays
+        least = STAGED_ROWS // self.n_arrays
         most = min(self._most_rows, MOST_TILES * self.depth)
-        for of_group in range(least, self.depth + 1, least):
-            n, of_tile = most // of_group, self.depth // of_group
-            if self.depth % of_group == 0 and of_tile < n <= MOST_GROUPS:
-                return Ring(n * of_group, of_group, of_tile, n, self.depth % (n * of_group))
-        of_group = align_up(ceil_div(self.depth, GROUPS), least)
-        return Ring(self.depth, of_group, GROUPS, GROUPS, 0)
+        for group_rows in range(least, self.depth + 1, least):
+            groups, tile_groups = most // group_rows, self.depth // group_rows
+            if self.depth % group_rows == 0 and tile_groups < groups <= MOST_GROUPS:
+                rows = groups * group_rows
+                return Ring(rows, group_rows, tile_groups, groups, self.depth % rows)
+        group_rows = align_up(ceil_div(self.depth, GROUPS), least)
+        return Ring(self.depth, group_rows, GROUPS, GROUPS, 0)
 
     @property
     def _most_rows(self) -> int:
@@ -135,7 +136,7 @@ class Tiles:
 
     @property
     def n_tiles(self) -> int:
-        return ceil_div(self.channels.n, self.of_tile)
+        return ceil_div(self.channels.n, self.tile_channels)
 
     @property
     def shared_nbytes(self) -> int:
@@ -145,7 +146,7 @@ class Tiles:
     @property
     def _sums_nbytes(self) -> int:
         of_channel = 2 * (2 + 1) + COEFFICIENTS + self.n_fields
-        sums = 2 * self.n_fields * self.width * self.height + of_channel * self.of_tile
+        sums = 2 * self.n_fields * self.width * self.height + of_channel * self.tile_channels
         return sums * self.computed_itemsize
 
     @property
@@ -155,7 +156,7 @@ class Tiles:
 
     def fits(self, most_rows: int) -> bool:
         """Return True if a thread has room for one of `most_rows` of its rows, or more."""
-        if self.width > self.threads or self.of_tile > self.threads:
+        if self.width > self.threads or self.tile_channels > self.threads:
             return False
         return self.depth >= ceil_div(self.rows, most_rows)
 
@@ -167,22 +168,22 @@ class Tiles:
 
     @property
     def argument(self) -> np.void:
-        """The struct Held."""
+        """The struct StagedTiles."""
         ring = self.ring
         return by_value(
-            Held,
+            StagedTiles,
             n_channels=self.channels.n,
             n_rows=self.channels.outer,
             n_tiles=self.n_tiles,
             length=self.channels.length,
-            channels=self.of_tile,
+            tile_channels=self.tile_channels,
             width=self.width,
-            depth=self.depth,
-            of_group=ring.of_group,
-            groups_of_tile=ring.groups_of_tile,
-            groups_of_ring=ring.groups,
-            ring=ring.rows,
-            step=ring.step,
+            staged_rows=self.depth,
+            group_rows=ring.group_rows,
+            tile_groups=ring.tile_groups,
+            ring_groups=ring.groups,
+            ring_rows=ring.rows,
+            ring_step=ring.step,
         )
 
     @property
@@ -206,9 +207,9 @@ def fit_tiles(
     array = (device, channels, n_arrays, itemsize, computed_itemsize, n_fields)
     for most_rows in dict.fromkeys((1, MOST_ROWS)):
         for slot_nbytes in SLOT_NBYTES:
-            for of_tile in _sizes(channels, itemsize, slot_nbytes // itemsize):
+            for tile_channels in _sizes(channels, itemsize, slot_nbytes // itemsize):
                 for blocks in range(MOST_BLOCKS if most_rows == 1 else 1, 0, -1):
-                    tiles = Tiles(*array, slot_nbytes, of_tile, blocks)
+                    tiles = Tiles(*array, slot_nbytes, tile_channels, blocks)
                     if tiles.occupies and tiles.fits(most_rows):
                         return tiles
     return None

@@ -31,6 +31,10 @@ def batch_norm_internal(
     training_mode: bool,
     unbiased: bool,
 ) -> tuple[HostArray | None, ...]:
+    """Y = scale (X - mean) / sqrt(var + epsilon) + bias, for some channels at a time.
+
+    `rest`: channels whose results are not accurate in float32 and are computed again in float64.
+    """
     before = _wide(input_mean), _wide(input_var)
     channels, y = _channels(x), np.empty(x.shape, x.dtype)
     result, eps = _channels(y), float(round_number(epsilon, x.dtype))
@@ -76,18 +80,22 @@ def batch_normalization_grad(
     *,
     epsilon: float,  # noqa: ARG001
 ) -> tuple[HostArray, ...]:
+    """X_grad, scale_grad and bias_grad, for some channels at a time.
+
+    `rest`: channels whose sums are not finite in float32 and are computed again in float64.
+    """
     slopes, channels, gradient = _channels(dy), _channels(x), np.empty(x.shape, x.dtype)
     of_x = _channels(gradient)
     sums = np.zeros((2, channels.shape[1]))
     for some in _pieces(channels):
         rest: HostArray = np.arange(some.start, some.stop)
-        given = (slopes, channels, scale, saved_mean, saved_inv_std)
+        arrays = (slopes, channels, scale, saved_mean, saved_inv_std)
         if working_type(x) == FLOAT32:
-            of_some, sums[:, some] = _gradient(*given, some, FLOAT32)
+            of_some, sums[:, some] = _gradient(*arrays, some, FLOAT32)
             of_x[:, some] = of_some if x.dtype == FLOAT32 else cast(of_some, x.dtype)
             rest = rest[~np.isfinite(sums[:, some]).all(0)]
         if rest.size:
-            of_some, sums[:, rest] = _gradient(*given, rest, FLOAT64)
+            of_some, sums[:, rest] = _gradient(*arrays, rest, FLOAT64)
             of_x[:, rest] = cast(of_some, x.dtype)
     return gradient, cast(sums[0], scale.dtype), cast(sums[1], scale.dtype)
 
@@ -144,8 +152,8 @@ def _sum(x: HostArray) -> HostArray:
 def _distances(x: HostArray) -> tuple[HostArray, HostArray, HostArray]:
     """Distances of channels from their means, in float32; means and biased variances.
 
-    A mean in float32 is off by its rounding, so the mean of the distances from it is added, and
-    taken off where they show it.
+    A mean in float32 is off by its rounding. The mean of the distances from it is that error: it is
+    added to the mean, and subtracted from the distances where they are precise enough to show it.
     """
     m = max(1, x.size // max(1, x.shape[1]))
     about = (_sum(x) / m).astype(FLOAT32)

@@ -26,13 +26,13 @@ ROWS: tuple[Row, ...] = (
     (BFLOAT16,) * 3,
     (BFLOAT16, BFLOAT16, FLOAT32),
 )
-GIVEN = {"training_mode": False}
+INFERENCE = {"training_mode": False}
 BIASED = {"unbiased": False, "momentum": 0.25, "epsilon": 0.01}
 
-# label, shape, offset. A block holds a channel of "ordinary", some of "held" and of "narrow" in
-# shared memory, and has the columns of "two"; several share channels of "large", in vectors, of
-# "misaligned", in elements, and the columns of "rows" and "long", in 2-byte types by way of shared
-# memory.
+# label, shape, offset. A block has a channel of "ordinary" in registers, channels of "staged" and
+# of "narrow" in shared memory, and the columns of "two"; several blocks share a channel of "large",
+# in vectors, of "misaligned", in elements, and the columns of "rows" and "long", which go through
+# shared memory in 2-byte types.
 CALLS: tuple[tuple[str, Shape, int], ...] = (
     ("odd", (3, 5, 5, 3), 0),
     ("vector", (33,), 0),
@@ -48,7 +48,7 @@ CALLS: tuple[tuple[str, Shape, int], ...] = (
     ("large", (2, 2, 9216), 0),
     ("rows", (600, 34), 0),
     ("narrow", (3, 268, 7, 7), 0),
-    ("held", (3, 528, 7, 7), 0),
+    ("staged", (3, 528, 7, 7), 0),
     ("long", (40_000, 8), 0),
 )
 
@@ -98,6 +98,11 @@ def _special(rng: Generator, name: str, shape: Shape) -> tuple[Any, ...]:
 
 
 def _samples(name: str, number: int) -> Iterator[Sample]:
+    """Yield an ordinary sample of each combination of types, and other shapes and values.
+
+    Each shape is in some combinations of types, which its place in the list picks, so that all
+    combinations occur.
+    """
     required = {} if name == "BatchNormInternal" else {"epsilon": 1e-5}
     for row in ROWS:
         make = partial(inputs, name=name, shape=(4, 6, 8, 8), row=row)
@@ -121,7 +126,7 @@ def _with_attributes(name: str) -> Iterator[Sample]:
     for i, shape in enumerate(((4, 6, 8, 8), (3, 5, 7), (37, 19))):
         for row in (ROWS[i], ROWS[i + 1]):
             make = partial(inputs, name=name, shape=shape, row=row)
-            yield Sample(name, f"{_types(row)}-given-{len(shape)}", make, GIVEN)
+            yield Sample(name, f"{_types(row)}-input-statistics-{len(shape)}", make, INFERENCE)
             yield Sample(name, f"{_types(row)}-biased-{len(shape)}", make, BIASED)
 
 

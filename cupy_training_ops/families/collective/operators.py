@@ -266,7 +266,7 @@ def adasum_levels(op: str, group: ProcessGroup, reduce_algo: int) -> tuple[int, 
     first = 1
     if reduce_algo == 2:
         if group.local_size is None:
-            refuse(op, "group", "one that was given local_size, for reduce_algo 2", "none")
+            refuse(op, "group", "one with a local_size, for reduce_algo 2", "none")
         first = group.local_size
     for name, n in (("ranks", group.size), ("ranks on a node", first)):
         if n & (n - 1):
@@ -427,7 +427,7 @@ class Send(PointToPoint):
 class Recv(PointToPoint):
     """Arrays from another rank: Data = those of its Send; OutputSignal = True.
 
-    Shapes come ahead of the arrays, which the call waits for, unless they are given by `shapes` or
+    Shapes come ahead of the arrays, which the call waits for, unless `shapes` names them or
     `out=`: then only the first call of its kind waits, for the Send.
 
     Memory: none beside what NCCL keeps.

@@ -38,7 +38,7 @@ def process_group(value: object) -> ProcessGroup:
 
 
 def once_per_group(group: ProcessGroup, key: object, make: Callable[[], T]) -> T:
-    """Return the group's object under this key, made on first use; a closed group has none."""
+    """Return the group's object under this key, created on first use; a closed group has none."""
     instance: T | None = group.instances.get(key)
     if instance is None:
         instance = group.instances[key] = make()
@@ -130,7 +130,7 @@ class Bound:
 class Collective(Op):
     """An operator that ranks call together: in a group that is open and on the arrays' device."""
 
-    takes_tensors = False  # NCCL is given CuPy's current stream
+    takes_tensors = False  # NCCL runs on CuPy's current stream
 
     provider = "NumPy arrays travel through rank 0, CuPy arrays by NCCL on their device."
     runs_empty = True
@@ -144,6 +144,7 @@ class Collective(Op):
         vars(self).update(ranks=members(self.name, self.group, self.group_type), _warm=[])
 
     def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
+        """Run the collective; the arrays of the last call go straight to the queue."""
         group = self.group
         begun = group.begun
         try:

@@ -155,6 +155,7 @@ def _combine(a: Arrays, b: Arrays) -> Arrays:
 
 
 def _adaptive_sum(x: HostArray, y: HostArray) -> HostArray:
+    """a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2), the step of Adasum for two arrays."""
     a, b = (z.astype(np.float64).ravel() for z in (x, y))
     dot = float(a @ b)
     scaled: list[HostArray] = []

@@ -108,7 +108,7 @@ class Group(_Control):
 
 
 class PassThrough(_Control):
-    """Gives back what it is given: outputs[i] = inputs[i], the very array.
+    """The identity: outputs[i] = inputs[i], the very array.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/controlflow/pass_through.cc.
     """
@@ -160,6 +160,7 @@ class _Event(_Control):
         return (data[: self.num_outputs],)
 
     def delegate(self, identifier: int, data: tuple[Array, ...]) -> object:
+        """Order this rank's work by an event, and return the first inputs as they are."""
         if identifier != NO_EVENT:
             try:
                 self.order(identifier, BACKENDS[type(data[0])])
@@ -206,6 +207,7 @@ class WaitEvent(_Event):
     timeout = attribute(seconds, 60.0, doc="of the wait for a RecordEvent")
 
     def order(self, identifier: int, backend: Backend) -> None:
+        """Wait on the current stream for the event, once another thread has recorded it."""
         try:
             mark = EVENTS.take(identifier, self.timeout)
         except TimeoutError as error:
@@ -234,12 +236,12 @@ class YieldOp(_Control):
             "module_outputs_grad",
             "T",
             variadic=True,
-            shape="what is given to SplitStep.run_backward, or zeros",
+            shape="the gradients passed to SplitStep.run_backward, or zeros",
             doc="one for each of module_outputs that is differentiable, of its type",
         ),
     )
     non_differentiable_outputs = attribute(integers, (), doc="places without a gradient")
-    full_shape_outputs = attribute(integers, doc="places whose gradient is given in full")
+    full_shape_outputs = attribute(integers, doc="places whose gradient has the full shape")
 
     def __call__(self, /, *inputs: object, **named: Any) -> Yielded:
         """The value that the generator function is to yield, after the checks of every call."""

@@ -236,7 +236,11 @@ def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
 
 
 def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -> int:
-    """Rows of tiles: those of sums do not depend on an image beside them, which has the same."""
+    """Return the rows of a block's tile.
+
+    Gradients of the weight have tiles of their own; where a gradient of the image is computed
+    beside them, its tiles have as many rows.
+    """
     if wanted.sums:
         return weight_tiles(device, conv, dtype).rows
     return image_rows(device, conv, dtype, is_gradient=wanted.is_gradient)

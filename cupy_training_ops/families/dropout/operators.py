@@ -208,6 +208,7 @@ class BiasSoftmaxDropout(Drawing):
         return same, Spec(data.shape, BOOL), same
 
     def plan(self, device: Device, data: Spec, bias: Spec, *specs: Any) -> Plan:
+        """One launch by lines: softmax of data + bias, then dropout of each element."""
         _, state, *outputs = specs
         launches = self.launches(device, (data, bias, *specs))
         lines = _rows(data.shape, self.axis)
@@ -313,7 +314,7 @@ class SoftmaxDropoutGrad(WithRatio):
     """Gradient of BiasSoftmaxDropout by data: dx = softmax_y (g - sum of g softmax_y over the row).
 
     g = dy / (1 - ratio) where mask, else 0; at ratio 0 it is dy. All of it is in float32 (float64
-    for float64), rounded once. softmax_y is taken as it is. The gradient by the bias is the sum of
+    for float64), rounded once. softmax_y is used as it is. The gradient by the bias is the sum of
     dx over the rows that share one of its rows.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_dropout_grad.cc.
@@ -342,6 +343,7 @@ class SoftmaxDropoutGrad(WithRatio):
         return (Spec(dy.shape, dy.dtype),)
 
     def plan(self, device: Device, dy: Spec, mask: Spec, y: Spec, *specs: Any) -> Plan:
+        """One launch by lines: dropout backwards, then softmax backwards."""
         dx = specs[-1]
         launches = self.launches(device, (dy, mask, y, *specs))
         launch = launches.over_lines(

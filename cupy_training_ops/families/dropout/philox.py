@@ -12,10 +12,10 @@ from ...rules.philox import State, words
 from ...rules.widening import round_number
 
 DEFAULT_RATIO = 0.5
-PIECE = 2**16  # elements whose words stay in the cache while they are made
+PIECE = 2**16  # elements whose words stay in the cache between draw and use
 
 
-def largest_kept(ratio: float) -> int:
+def keep_threshold(ratio: float) -> int:
     """An element is kept if its word is below (1 - ratio) 2^32; this is the largest such word."""
     return 2**32 - 1 - int(ratio * 2.0**32)
 
@@ -26,8 +26,8 @@ def dropout_scale(ratio: float, t: Dtype) -> np.floating:
 
 
 def keep_masks(state: State, n: int, ratio: float) -> Iterator[tuple[slice, HostArray]]:
-    """The masks of n elements, piece by piece: word <= largest_kept(ratio)."""
-    largest = largest_kept(ratio)
+    """The masks of n elements, piece by piece: word <= keep_threshold(ratio)."""
+    largest = keep_threshold(ratio)
     for start in range(0, n, PIECE):
         stop = min(n, start + PIECE)
         yield slice(start, stop), words(state, start, stop) <= largest

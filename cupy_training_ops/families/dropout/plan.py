@@ -99,7 +99,7 @@ class Launches:
 
     def draw_arguments(self, state: State) -> tuple[object, ...]:
         """Arguments of a kernel that draws: the state, the largest word that keeps, the scale."""
-        return state, self._of_ratio(philox.largest_kept), self.scale
+        return state, self._of_ratio(philox.keep_threshold), self.scale
 
     def then_advance(self, launch: Launch, state: State) -> Plan:
         """The launch, and behind it one that advances a state in memory."""
@@ -213,7 +213,7 @@ os.register_at_fork(after_in_child=_draw_for_child)
 
 
 class Drawing(WithRatio):
-    """Base of operators that draw: an instance numbers its draws, where no state is given.
+    """Base of operators that draw: an instance numbers its draws, where the caller passes no state.
 
     As a function with a seed it always draws with offset 0.
     """

@@ -43,6 +43,7 @@ def dropout(
     *,
     seed: int | None,
 ) -> _Pair:
+    """mask * data / (1 - ratio), and the mask."""
     values, mask = _drop(data, wide(data), _ratio(ratio, bool(training_mode)), state, seed)
     return _rounded(values, data.dtype), mask
 
@@ -61,6 +62,7 @@ def bias_dropout(
     *,
     seed: int | None,
 ) -> _Pair:
+    """dropout(data + bias) + residual, and the mask."""
     total, applied = wide(data) + wide(bias), _ratio(ratio, bool(training_mode))
     values, mask = _drop(data, total, applied, state, seed)
     return _rounded(values if residual is None else values + wide(residual), data.dtype), mask
@@ -77,9 +79,10 @@ def bias_softmax_dropout(
     state: State = None,
     *,
     axis: int,
-    is_inner_broadcast: bool,  # noqa: ARG001 - which shapes of a bias are taken
+    is_inner_broadcast: bool,  # noqa: ARG001 - says which shapes a bias may have
     seed: int | None,
 ) -> tuple[HostArray, HostArray, HostArray]:
+    """dropout(p), the mask, and p = softmax(data + bias) over the dimensions from `axis` on."""
     before = data.shape[: axis % data.ndim]
     rows = (*before, math.prod(data.shape[len(before) :]))
     total = data.astype(FLOAT64) + bias.astype(FLOAT64)
@@ -95,6 +98,7 @@ def dropout_grad(
     ratio: float | None = None,
     training_mode: bool | None = None,
 ) -> HostArray:
+    """mask * dY / (1 - ratio)."""
     applied = _ratio(ratio, training_mode is not False)
     return _rounded(_through(wide(dy), mask.reshape(dy.shape), applied, dy), dy.dtype)
 
@@ -105,6 +109,7 @@ def bitmask_dropout_grad(
     ratio: float | None = None,
     training_mode: bool | None = None,
 ) -> HostArray:
+    """dropout_grad with a mask of one bit an element, the lowest first."""
     bits = np.unpackbits(mask.ravel().view(np.uint8), bitorder="little", count=dy.size)
     return dropout_grad(dy, bits.view(np.bool_), ratio, training_mode)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sample inputs of dropout; the state is always given, so that each provider draws the same."""
+"""Sample inputs of dropout; each has a state, so that all providers draw the same."""
 
 from __future__ import annotations
 
@@ -139,6 +139,7 @@ def _elementwise(name: str, number: int) -> Iterator[Sample]:
 
 
 def _over_rows(name: str, number: int) -> Iterator[Sample]:
+    """Yield samples of an operator over rows: ordinary ones of each type, other shapes of one."""
     for dtype in FLOATS:
         call = Rows("ordinary", (16, 64), (16, 64))
         make = partial(of_rows, name=name, call=call, dtype=dtype)

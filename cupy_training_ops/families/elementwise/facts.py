@@ -10,12 +10,13 @@ THREADS = ELEMENTWISE_THREADS
 NBYTES = Slot(ELEMENTWISE_NBYTES)
 MAX_DIMENSIONS = 32
 
-# dY as [outer, kept, inner] where the repeated operand has the kept dimension only; spans of
-# outer_each times inner_each elements.
-OuterKeptInner = Struct(
-    "OuterKeptInner",
+# dY as [outer, middle, inner] where the repeated operand is [middle]. The sum for an element of its
+# gradient is over outer times inner elements: in n_spans spans of outer_each times inner_each,
+# which are numbered along `inner` first, inner_spans of them. `lanes` threads add up one span.
+OuterMiddleInner = Struct(
+    "OuterMiddleInner",
     outer=i64,
-    kept=i64,
+    middle=i64,
     inner=i64,
     outer_each=i64,
     inner_each=i64,
@@ -24,14 +25,15 @@ OuterKeptInner = Struct(
     lanes=u32,
 )
 
-# Dimensions that are kept first, then those that are summed over, the innermost last of either; a
-# step of 0 where an array is repeated.
+# n dimensions: the n_gradient ones that the gradient has, then those that are summed, both from the
+# outermost to the innermost. dy, a, b: elements from one index to the next in each array, 0 where
+# the array is repeated.
 Broadcast = Struct(
     "Broadcast",
     extent=Divisor[MAX_DIMENSIONS],
     dy=i64[MAX_DIMENSIONS],
     a=i64[MAX_DIMENSIONS],
     b=i64[MAX_DIMENSIONS],
-    n_kept=i32,
+    n_gradient=i32,
     n=i32,
 )

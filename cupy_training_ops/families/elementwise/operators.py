@@ -127,7 +127,7 @@ class BatchScale(ElementwiseOp):
 class ScaledSum(ElementwiseOp):
     """Weighted sum: output = input_0 scale_0 + input_1 scale_1 [+ input_2 scale_2].
 
-    The products are added from left to right. scale_2 is required where input_2 is given and
+    The products are added from left to right. scale_2 is required with input_2 and
     ignored where it is not.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/scaled_sum.cc.
@@ -153,7 +153,7 @@ class ScaledSum(ElementwiseOp):
 
     def infer(self, *inputs: object) -> tuple[Spec | None, ...]:
         if inputs[2] is not None and self.scale_2 is None:
-            refuse(self.name, "scale_2", "a number, because input_2 is given", "None")
+            refuse(self.name, "scale_2", "a number, because there is an input_2", "None")
         return super().infer(*inputs)
 
     def options(self, *inputs: object) -> tuple[Number, ...]:
@@ -238,9 +238,9 @@ class DivGrad(Op):
     """Gradient of Y = A / B: dA = sum of dY / B, dB = sum of -(dY / B) (A / B).
 
     A and B broadcast. The sum for dA runs over the dimensions that A is repeated along, the sum for
-    dB over those of B; both are kept in float32 (float64 for float64), in an order that depends on
-    shapes and alignment only. Zeros, infinities, NaN and subnormal divisors give what IEEE 754
-    says. `outputs=("dB",)` saves the work for dA.
+    dB over those of B; both are accumulated in float32 (float64 for float64), in an order that
+    depends on shapes and alignment only. Zeros, infinities, NaN and subnormal divisors give what
+    IEEE 754 says. `outputs=("dB",)` saves the work for dA.
 
     Memory: a workspace where a gradient is summed.
 

@@ -21,7 +21,7 @@ from ...plan import VEC_NBYTES, Config, Launch, Plan, Scratch, ScratchMemory, by
 from ...planning.elementwise import streaming_launch, type_slots
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
-from .facts import MAX_DIMENSIONS, THREADS, Broadcast, OuterKeptInner
+from .facts import MAX_DIMENSIONS, THREADS, Broadcast, OuterMiddleInner
 
 PACKETS = 16  # that a thread sums before it writes a partial sum
 BLOCKS = 2048  # about as many keep a large GPU busy
@@ -60,20 +60,21 @@ def dimensions(a: Shape, b: Shape) -> list[Dimension]:
     ]
 
 
-def outer_kept_inner(dims: Sequence[Dimension], part: str) -> tuple[int, int, int] | None:
-    """The result as [outer, kept, inner] where operand `part` has only the middle one.
+def outer_middle_inner(dims: Sequence[Dimension], part: str) -> tuple[int, int, int] | None:
+    """(outer, middle, inner): extents of the result, where `part` has the middle dimensions alone.
 
-    None where the other operand lacks a dimension or the part has two that are apart.
+    part: the operand "A" or "B". None if the other operand does not have all dimensions, or the
+    part's do not lie side by side.
     """
     if not all(d.in_a if part == "B" else d.in_b for d in dims):
         return None
     places = [i for i, d in enumerate(dims) if (d.in_b if part == "B" else d.in_a)]
     if len(places) > 1:
         return None
-    middle, after = (places[0], places[0] + 1) if places else (0, 0)
-    groups = dims[:middle], dims[middle:after], dims[after:]
-    outer, kept, inner = (math.prod(d.extent for d in group) for group in groups)
-    return outer, kept, inner
+    first, end = (places[0], places[0] + 1) if places else (0, 0)
+    groups = dims[:first], dims[first:end], dims[end:]
+    outer, middle, inner = (math.prod(d.extent for d in group) for group in groups)
+    return outer, middle, inner
 
 
 def strides(dims: Sequence[Dimension], has: Sequence[bool]) -> list[int]:
@@ -119,7 +120,7 @@ def plan_gradients(arrays: Arrays) -> Plan:
         return Plan((streaming_launch("div_grad", arrays),))
     dims = dimensions(a.shape, b.shape)
     for part in ("B", "A"):
-        form = outer_kept_inner(dims, part)
+        form = outer_middle_inner(dims, part)
         if form is not None:
             return _part(form, part, arrays)
     return _general(dims, arrays)
@@ -127,13 +128,13 @@ def plan_gradients(arrays: Arrays) -> Plan:
 
 def _part(form: tuple[int, int, int], part: str, arrays: Arrays) -> Plan:
     """One operand has every dimension, the part only the middle one of `form`."""
-    outer, kept, inner = form
-    row = kept if inner == 1 else inner
+    outer, middle, inner = form
+    row = middle if inner == 1 else inner
     aligned = all(spec.aligned for spec in arrays if spec is not None)
     packets = aligned and row % (VEC_NBYTES // arrays.t.itemsize) == 0
     width = VEC_NBYTES // arrays.t.itemsize if packets else 1
     if inner == 1:
-        return _columns(outer, kept, part, arrays, width)
+        return _columns(outer, middle, part, arrays, width)
     return _runs(form, part, arrays, width)
 
 
@@ -168,7 +169,7 @@ def _columns(rows: int, columns: int, part: str, arrays: Arrays, width: int) -> 
 
 def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> Plan:
     """A part that is one dimension with others inside it: a group of lanes sums along those."""
-    (outer, kept, inner), t, d_part = form, arrays.t, arrays.d_part(part)
+    (outer, middle, inner), t, d_part = form, arrays.t, arrays.d_part(part)
     packets = ceil_div(inner, width)
     lanes = min(WARP, _power_of_2(packets))
     inner_each = min(inner, lanes * width * PACKETS)
@@ -176,11 +177,11 @@ def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> 
     inner_chunks = max(1, ceil_div(inner, max(1, inner_each)))
     chunks = inner_chunks * max(1, ceil_div(outer, outer_each))
     scratch = ScratchMemory()
-    partials = scratch.take(chunks * kept, computed_in(t)) if d_part and chunks > 1 else None
+    partials = scratch.take(chunks * middle, computed_in(t)) if d_part and chunks > 1 else None
     runs = by_value(
-        OuterKeptInner,
+        OuterMiddleInner,
         outer=outer,
-        kept=kept,
+        middle=middle,
         inner=inner,
         outer_each=outer_each,
         inner_each=inner_each,
@@ -188,15 +189,18 @@ def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> 
         n_spans=chunks,
         lanes=lanes,
     )
-    config = Config((ceil_div(kept * chunks, THREADS // lanes),), (THREADS,))
+    config = Config((ceil_div(middle * chunks, THREADS // lanes),), (THREADS,))
     args = (*arrays.whole_and_part(part), d_part, partials, runs, part == "B", width > 1)
     launch = Launch("div_grad__runs", config, args, type_slots(t))
-    finish = _finish(partials, d_part, chunks, kept, t)
+    finish = _finish(partials, d_part, chunks, middle, t)
     return scratch.plan(launch, *finish)
 
 
 def _gradient(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool) -> Plan:
-    """Neighbouring threads take neighbouring elements of dY, kept or summed over."""
+    """The gradient of A (of_a) or B, where both may be broadcast along any dimensions.
+
+    Lanes of a group follow the last dimension of dY, whether the gradient has it or it is summed.
+    """
     t = arrays.t
     has = [d.in_a if of_a else d.in_b for d in dims]
     summed = math.prod(d.extent for d, there in zip(dims, has, strict=True) if not there)
@@ -214,9 +218,9 @@ def _gradient(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool)
     return scratch.plan(launch, *_finish(partials, spec, chunks, spec.size, t))
 
 
-def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> np.void:
-    """The struct Broadcast: dimensions that are kept come first."""
-    order = sorted(range(len(dims)), key=lambda i: not kept[i])
+def _dimensions(dims: Sequence[Dimension], has: Sequence[bool]) -> np.void:
+    """The struct Broadcast: the dimensions that the gradient has, then those that are summed."""
+    order = sorted(range(len(dims)), key=lambda i: not has[i])
     steps = {
         "dy": strides(dims, (True,) * len(dims)),
         "a": strides(dims, [d.in_a for d in dims]),
@@ -226,7 +230,7 @@ def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> np.void:
     extents = [*(dims[i].extent for i in order), *[1] * rest]
     tables = {name: [*(step[i] for i in order), *[0] * rest] for name, step in steps.items()}
     divisors = [divisor(max(1, extent)) for extent in extents]
-    return by_value(Broadcast, extent=divisors, **tables, n_kept=sum(kept), n=len(dims))
+    return by_value(Broadcast, extent=divisors, **tables, n_gradient=sum(has), n=len(dims))
 
 
 def _finish(

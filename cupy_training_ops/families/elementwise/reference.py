@@ -52,6 +52,7 @@ def scaled_sum(
     scale_1: float,
     scale_2: float | None,
 ) -> HostArray:
+    """input_0 scale_0 + input_1 scale_1, and + input_2 scale_2 where it is there."""
     total = _scale(input_0, scale_0) + _scale(input_1, scale_1)
     if input_2 is not None and scale_2 is not None:
         total = total + _scale(input_2, scale_2)
@@ -62,6 +63,7 @@ def scaled_sum(
 def fake_quant(
     input_: HostArray, scale: float, zero_point: float, *, quant_min: int, quant_max: int
 ) -> tuple[HostArray, HostArray]:
+    """(clip(q, quant_min, quant_max) - zero_point) scale, q = round(X / scale) + zero_point."""
     least, most = (round_number(bound, input_.dtype) for bound in (quant_min, quant_max))
     q = np.rint(wide(input_) / scale) + zero_point
     output = (np.clip(q, least, most) - zero_point) * scale

@@ -119,6 +119,7 @@ def _by_one(rng: Generator, make: Callable[..., Sequence[Any]]) -> Sequence[Any]
 
 
 def _extra() -> Iterator[Sample]:
+    """Yield samples that declarations do not tell: optional inputs, attributes, broadcasting."""
     two = {name: SCALES[name] for name in ("scale_0", "scale_1")}
     both = partial(_arrays, name="ScaledSum", shape=(7, 31), dtype=FLOAT16)
     yield Sample("ScaledSum", "float16-two", partial(_first, make=both, n=2), two)

@@ -28,7 +28,8 @@ COLUMNS = 16  # of a block that sorts columns, a warp each
 TILE_ROWS = 256  # that it sorts at a time
 RUN = 4  # entries of a tile and a bucket come in whole runs of so many
 BUCKETS = 32  # of a column: a lane looks after each
-BUCKET_ROWS = 2048  # of dX, whose sums shared memory has
+BUCKET_ROWS = 2048  # rows of dX whose sums shared memory has
+PADDED_ROWS = BUCKET_ROWS + 4  # sums of neighbouring columns in other banks of shared memory
 SUM_COLUMNS = 8  # of a block that sums buckets, a warp each
 
 # Slices of dY and rows of dX in a batch, and the elements of each of them.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Gradients of the gather operators: slices of dY are added to the rows of dX that they came from.
 
-Sums are kept in float32 (float64 for float64) and rounded once. They are added in an order that
-follows from the indices alone; with deterministic=False atomic additions may take any order.
+Sums are accumulated in float32 (float64 for float64) and rounded once. They are added in an order
+that follows from the indices alone; with deterministic=False atomic additions may take any order.
 """
 
 from __future__ import annotations
@@ -162,6 +162,7 @@ class GatherNDGrad(_GatherGradient):
     def plan(
         self, device: Device, shape: tuple[int, ...], indices: Spec, update: Spec, output: Spec
     ) -> Plan:
+        """Add slices of `update` to rows of output; a row is named by k indices after the batch."""
         b, k = self.batch_dims, indices.shape[-1]
         slices, rows = math.prod(indices.shape[:-1]), math.prod(shape[: b + k])
         sizes = Sizes(1, slices, rows, math.prod(shape[b + k :]))
@@ -218,6 +219,7 @@ class GatherElementsGrad(_GatherGradient):
     def plan(
         self, device: Device, dy: Spec, shape: tuple[int, ...], indices: Spec, dx: Spec
     ) -> Plan:
+        """Choose by sizes: few elements, atomic additions, a sort by columns, or a sort of all."""
         axis = self.axis % len(shape)
         dims = coalesce(indices.shape, shape, axis)
         sizes = Sizes(1, indices.size, dx.size, 1)

@@ -35,6 +35,7 @@ from .facts import (
     BUCKETS,
     COLUMNS,
     FANOUT,
+    PADDED_ROWS,
     RUN,
     SORT_THREADS,
     STARTS_ROWS,
@@ -434,7 +435,7 @@ class Columns:
 
 def sums_nbytes(scatter: Scatter) -> int:
     """Return the shared memory for the sums of a block's buckets, one in each of its columns."""
-    return SUM_COLUMNS * (BUCKET_ROWS + 4) * scatter.acc.itemsize
+    return SUM_COLUMNS * PADDED_ROWS * scatter.acc.itemsize
 
 
 def columns_are_faster(scatter: Scatter, columns: Columns) -> bool:

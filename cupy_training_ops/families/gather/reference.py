@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Gradients of the gather operators in NumPy. Formulas: the classes in `operators.py`.
 
-Sums are kept in float64 and rounded once, so that their order does not show.
+Sums are accumulated in float64 and rounded once, so that their order does not show.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def gather_grad(
     deterministic: bool,  # noqa: ARG001
     check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
+    """dX[:, indices[k]] += dY[:, k] along the axis, in float64."""
     axis %= len(shape)
     rows, inside = _wrap(indices.ravel(), shape[axis])
     batches, width = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
@@ -45,6 +46,7 @@ def gather_nd_grad(
     deterministic: bool,  # noqa: ARG001
     check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
+    """dX[batch, *indices[k]] += update[k], in float64."""
     k = indices.shape[-1]
     batch_shape, index_shape = shape[:batch_dims], shape[batch_dims : batch_dims + k]
     tuples, exists = _wrap(indices.reshape(-1, k), np.array(index_shape))
@@ -70,6 +72,7 @@ def gather_elements_grad(
     deterministic: bool,  # noqa: ARG001
     check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
+    """dX[..., indices[k], ...] += dY[k]: coordinates of k, but the index along the axis."""
     axis %= len(shape)
     places, inside = _wrap(indices, shape[axis])
     coordinates: list[HostArray] = list(np.indices(indices.shape, sparse=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gist activation codecs: ten encoders and decoders that shrink activations kept for backward.
+"""Gist activation codecs: ten encoders and decoders that shrink activations saved for backward.
 
 Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018.
 """
@@ -49,7 +49,7 @@ class _Codec(Op):
         raise NotImplementedError
 
     def stream(self, x: Spec, y: Spec, decoded: Spec) -> Plan:
-        """One launch over all elements; the kernel is told whether both arrays are aligned."""
+        """One launch over all elements; the kernel gets a flag: both arrays are aligned."""
         grid = ceil_div(decoded.nbytes, self.threads * self.thread_nbytes)
         aligned = x.aligned and y.aligned
         arguments = (x, y, x.size, y.size, aligned, *self.options())
@@ -147,7 +147,7 @@ class GistPack1Encoder(Encoder):
         element   8k  8k+1  8k+2  8k+3  8k+4  8k+5  8k+6  8k+7
         Y[k] bit   7     6     5     4     3     2     1     0
 
-    The n elements are taken in row-major order; bits of the last byte that no element has are 0.
+    The n elements are encoded in row-major order; bits of the last byte that no element has are 0.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
@@ -188,7 +188,7 @@ class GistPack8Encoder(Encoder):
               sign   exponent    fraction
 
     X is rounded straight from T to the nearest code, ties to even. Subnormal numbers and signed
-    zeros are kept. |X| >= 61440 gives infinity (0x7C); NaN gives 0x7E with the sign of X. The error
+    zeros stay. |X| >= 61440 gives infinity (0x7C); NaN gives 0x7E with the sign of X. The error
     is at most 2^-3 |X| from 2^-14 on, and 2^-17 below.
 
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2. Upstream's own codes
@@ -202,7 +202,7 @@ class GistPack8Encoder(Encoder):
 class GistPack8Decoder(Decoder):
     """The exact value of an E5M2 code: Y = the float16 whose upper byte is X and lower byte 0.
 
-    Every T holds it exactly. Of a NaN the sign is kept and nothing else. GistPack8Encoder draws
+    Every T holds it exactly. Of a NaN only the sign stays. GistPack8Encoder draws
     the bits.
 
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
@@ -215,7 +215,7 @@ class GistPack8Decoder(Decoder):
 class GistPack16Encoder(Encoder):
     """Half precision: Y = X rounded to float16.
 
-    X is rounded straight from T to nearest, ties to even. Subnormal numbers are kept, |X| >= 65520
+    X is rounded straight from T to nearest, ties to even. Subnormal numbers stay, |X| >= 65520
     gives infinity, NaN gives 0x7E00 with the sign of X. The error is at most 2^-11 |X| from 2^-14
     on, and 2^-25 below.
 
@@ -230,7 +230,7 @@ class GistPack16Decoder(Decoder):
     """Half precision back: Y = X in type T.
 
     The value is exact but for bfloat16, to which it is rounded: to nearest, ties to even. Of a NaN
-    the sign is kept and nothing else, also where T is float16.
+    only the sign stays, also where T is float16.
 
     Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
@@ -332,7 +332,7 @@ class ReluGradFromBits(Op):
     """Gradient of Relu from sign bits: dX = dY where the bit of X > 0 is set, else 0.
 
     bit 7 - j of bits[k] is that of element 8 k + j, as GistPack1Encoder writes it: the result is
-    that of ReluGrad with the X that was encoded. Where the bit is set dY is given on bit by bit,
+    that of ReluGrad with the X that was encoded. Where the bit is set dY is copied bit by bit,
     NaN too; where it is not the result is +0, whatever dY is.
 
     Source: ONNX Relu-14, gradient; Jain et al., "Gist: Efficient Data Encoding for Deep Neural

@@ -63,6 +63,7 @@ def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
 
 @quiet
 def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: bool) -> HostArray:
+    """MSFP15 codes: sign and 6 bits of each element, and an exponent for each box of eight."""
     # MSFP15 only looks at the upper half of a float32: sign, eight bits of exponent, seven more.
     # Code i of a box of eight: bit i of the largest exponent, the sign, six bits of magnitude.
     bits = (pad_tiles(truncated_float32(x.ravel()), BOX).view(np.uint32) >> 16).astype(np.uint16)
@@ -85,6 +86,7 @@ def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: b
 def gist_pack_msfp15_decoder(
     x: HostArray, *, to: Dtype, shape: Shape, keep_nonfinite: bool
 ) -> HostArray:
+    """sign * magnitude * 2^(exponent - 132), the exponent shared by a box of eight."""
     shared = np.packbits(x.ravel() >> 7, bitorder="little")
     step = np.ldexp(np.float32(1), shared.astype(np.int32) - 132)
     # Both factors are exact in float32, so that the product is rounded once.
@@ -113,6 +115,11 @@ def relu_with_bits(x: HostArray) -> tuple[HostArray, HostArray]:
 
 
 def _encode_nonfinite(boxes: HostArray, keep_sign: bool) -> HostArray:
+    """Codes of boxes with NaN or infinities: 5 bits of magnitude, two magnitudes stand for these.
+
+    Bit 5 of code i is bit i of the exponent, that of the largest finite element; bit 7 marks the
+    box.
+    """
     bits = truncated_float32(boxes).view(np.uint32) & 0x7FFFFFFF
     if keep_sign:
         bits[(bits == 0) & (boxes != 0)] = 1
@@ -135,6 +142,7 @@ def _encode_nonfinite(boxes: HostArray, keep_sign: bool) -> HostArray:
 
 
 def _decode_nonfinite(boxes: HostArray, to: Dtype) -> HostArray:
+    """The values of boxes with NaN or infinities, as _encode_nonfinite lays them out."""
     of_box = np.packbits(boxes >> 5 & 1, 1, bitorder="little").astype(np.int32)
     magnitude, negative = boxes & 31, boxes & 0x40 != 0
     values = np.ldexp(magnitude.astype(FLOAT32), of_box - 131)

@@ -61,6 +61,7 @@ def _codes(rng: Generator, n: int, dtype: Any) -> Any:
 
 
 def _encoder(name: str) -> Iterator[Sample]:
+    """Yield an encoder's samples: each shape, special values, and the attributes of MSFP15."""
     for dtype in OPS[name].types["T"]:
         t = dtype_name(dtype)
         yield from of_shapes(name, dtype, partial(one_input, _numbers))
@@ -68,10 +69,10 @@ def _encoder(name: str) -> Iterator[Sample]:
             make = partial(one_input, special, dtype=dtype)
             yield Sample(name, f"{t}-special", make)
             if "Msfp15" in name:
-                yield Sample(name, f"{t}-special-kept", make, {"keep_nonfinite": True})
+                yield Sample(name, f"{t}-special-nonfinite", make, {"keep_nonfinite": True})
                 yield Sample(name, f"{t}-special-signs", make, {"keep_sign": True})
-                kept = {"keep_sign": True, "keep_nonfinite": True}
-                yield Sample(name, f"{t}-special-kept-signs", make, kept)
+                options = {"keep_sign": True, "keep_nonfinite": True}
+                yield Sample(name, f"{t}-special-signs-nonfinite", make, options)
                 make = partial(one_input, wide_range, shape=(1003,), dtype=dtype)
                 yield Sample(name, f"{t}-misaligned-signs", make, {"keep_sign": True}, 1)
                 make = partial(one_input, small, dtype=dtype)
@@ -103,7 +104,7 @@ def _decoder(name: str) -> Iterator[Sample]:
         if "Msfp15" in name:
             make = partial(one_input, _codes, n=4096, dtype=code)
             options = {"to": dtype, "keep_nonfinite": True}
-            yield Sample(name, f"{dtype_name(dtype)}-kept", make, options)
+            yield Sample(name, f"{dtype_name(dtype)}-nonfinite", make, options)
 
 
 def _gradient(rng: Generator, shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:

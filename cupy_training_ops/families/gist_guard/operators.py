@@ -61,8 +61,8 @@ class GistGuardedMsfp15Encoder(Op):
     So all of 65,536 elements are measured, and of 64 Mi one in 1,024; every tile is looked at for
     what is not finite. With whole all are measured, by a warp a group: long groups take long.
 
-    Means are taken from a number of the tile or group, so that large ones lose no digits; sums are
-    added in an order that follows from shapes, alignment and the GPU.
+    Means are of differences from a number of the tile or group, so that large ones lose no digits;
+    sums are added in an order that follows from shapes, alignment and the GPU.
 
     Memory: a workspace of 40 bytes a block.
 
@@ -92,6 +92,7 @@ class GistGuardedMsfp15Encoder(Op):
         return Spec(msfp15_shape(x), UINT8), Spec((4,), FLOAT32)
 
     def plan(self, device: Device, x: Spec, y: Spec | None, guard: Spec | None) -> Plan:
+        """One launch that encodes x and measures the error of a sample of its elements."""
         scratch, measures = ScratchMemory(), guard is not None and x.size
         sample = sample_of(x.size, self.grouping, self.whole) if measures else NOTHING
         most = device.multiprocessors * (RESIDENT[computed_in(x.dtype).itemsize] // THREADS)

@@ -31,6 +31,7 @@ def gist_guarded_msfp15_encoder(
     grouping: Grouping | None,
     whole: bool,
 ) -> tuple[HostArray, HostArray]:
+    """MSFP15 codes, and a guard of four numbers that says how far they are from x."""
     codes = gist_pack_msfp15_encoder(x, keep_nonfinite=True, keep_sign=True)
     exponents = np.packbits(codes.ravel() >> 7, bitorder="little")
     top = int(exponents.max(initial=0))

@@ -14,9 +14,9 @@ from .facts import TILE
 
 Grouping = tuple[int, int, int]
 
-MOST_TILES = 2  # of a piece
-LEAST, MOST = 64, 512  # elements of a group
-FEW = 1 << 16  # elements in all, within these limits
+MOST_TILES = 2  # tiles of a piece
+LEAST, MOST = 64, 512  # elements of a group that are measured
+FEW = 1 << 16  # elements that are measured in all, within these limits
 
 
 class Sample(NamedTuple):
@@ -36,16 +36,26 @@ class Sample(NamedTuple):
 
 
 def sample_of(n: int, grouping: Grouping | None, whole: bool) -> Sample:
-    """The sample of n elements, at least one."""
+    """Return the sample of n >= 1 elements: LEAST to MOST of each group, with `whole` all.
+
+    grouping: (outer, groups, inner), the array's extents around its groups; None makes groups of
+    neighbouring elements.
+    """
     outer, groups, inner = grouping or _runs(n)
-    of_run = _most_tiles(inner)
-    tiles = min(1 << (of_run - 1).bit_length(), MOST_TILES)
-    per_run = -(-of_run // tiles)
-    there, wanted = outer * per_run, min(max(LEAST, FEW // groups), MOST)
-    stride = 1 if whole else max(there // -(-wanted // min(inner, tiles * TILE)), 1)
-    pieces = there // stride
-    lanes = min(1 << (pieces * tiles - 1).bit_length(), WARP)
+    run_tiles = _most_tiles(inner)
+    tiles = min(_power_of_2(run_tiles), MOST_TILES)
+    per_run = -(-run_tiles // tiles)  # divided, rounded up
+    wanted = min(max(LEAST, FEW // groups), MOST)  # elements of a group
+    wanted_pieces = -(-wanted // min(inner, tiles * TILE))
+    stride = 1 if whole else max(outer * per_run // wanted_pieces, 1)
+    pieces = outer * per_run // stride
+    lanes = min(_power_of_2(pieces * tiles), WARP)
     return Sample(groups, inner, stride, per_run, pieces, tiles, lanes)
+
+
+def _power_of_2(n: int) -> int:
+    """The least power of 2 that is not below n >= 1."""
+    return 1 << (n - 1).bit_length()
 
 
 def _runs(n: int) -> Grouping:

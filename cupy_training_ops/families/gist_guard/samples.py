@@ -52,6 +52,7 @@ def _off_centre(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _samples() -> Iterator[Sample]:
+    """Yield samples of each shape and grouping in each type, and special values."""
     for dtype in FLOATS:
         t = dtype_name(dtype)
         for label, shape, grouping, offset in SHAPES:
@@ -59,7 +60,7 @@ def _samples() -> Iterator[Sample]:
             yield Sample(NAME, f"{t}-{label}", make, {"grouping": grouping}, offset)
         make = partial(one_input, special, dtype=dtype)
         yield Sample(NAME, f"{t}-special", make)
-        yield Sample(NAME, f"{t}-special-kept", make, {"keep_nonfinite": True})
+        yield Sample(NAME, f"{t}-special-nonfinite", make, {"keep_nonfinite": True})
 
 
 SAMPLES = {name: tuple(_samples()) for name in OPS}

@@ -3,7 +3,7 @@
 
 THREADS = 384  # a multiple of 3, for FP10, and of those that encode a tile of 1,024 elements
 NBYTES = 64  # of decoded elements a thread has in flight
-FP10_NBYTES = 96  # the same where FP10 is made
+FP10_NBYTES = 96  # the same in the encoder of FP10
 IN_BYTE = 2  # indices
 BLOCK = 128  # elements that share a scale
 TILE = 1024  # elements of eight blocks, whose scales stand together

@@ -49,9 +49,9 @@ class GistFp10Encoder(_Narrow, gist.Encoder):
         element          3 k      3 k + 1    3 k + 2      0
 
     X is rounded straight from T to the nearest code, ties to even. Subnormal numbers and signed
-    zeros are kept. |X| >= 64512 gives infinity (0x1F0); NaN gives 0x1F8 with the sign of X. The
+    zeros stay. |X| >= 64512 gives infinity (0x1F0); NaN gives 0x1F8 with the sign of X. The
     error is at most 2^-5 |X| from 2^-14 on, and 2^-19 below. A code is the upper ten bits of the
-    float16 of the same value. The n elements are taken in row-major order; codes of the last word
+    float16 of the same value. The n elements are encoded in row-major order; codes of the last word
     that no element has are 0.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
@@ -68,7 +68,7 @@ class GistFp10Encoder(_Narrow, gist.Encoder):
 class GistFp10Decoder(_Narrow, gist.Decoder):
     """FP10 back: Y = the float16 whose upper ten bits are the code and whose lower bits are 0.
 
-    Every T holds it exactly. Of a NaN the sign is kept and nothing else. GistFp10Encoder draws
+    Every T holds it exactly. Of a NaN only the sign stays. GistFp10Encoder draws
     the bits; bits 30 and 31 of a word are ignored.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
@@ -103,7 +103,7 @@ class GistIndex4Encoder(_Index4, gist.Encoder):
     """4-bit indices: Y[k] = X[2 k] mod 16 + 16 (X[2 k + 1] mod 16), numbers from 0 to 15 exactly.
 
     For the argmax of pooling windows of at most 16 elements. Of other numbers the lowest four bits
-    of two's complement are kept; with check=True they are refused. The n elements are taken in
+    of two's complement are stored; with check=True they are refused. The n elements are encoded in
     row-major order; the upper half of the last byte is 0 where no element has it.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
@@ -187,7 +187,7 @@ class GistBlockE4m3Encoder(_BlockEncoder):
 
     s is a 16-bit integer, its lower byte first: the smallest at which no finite element of the
     block rounds to more than 448, and 0 where none is finite and not zero. Scaled numbers are
-    rounded straight from T to the nearest code, ties to even; signed zeros are kept. NaN and
+    rounded straight from T to the nearest code, ties to even; signed zeros stay. NaN and
     infinities count for no scale; NaN gives 0x7F with the sign of X. The error is at most 2^-4
     |X| from 2^(s - 6) on, and 2^(s - 10) below; the block's largest is at least 2^(s + 7).
 
@@ -205,7 +205,7 @@ class GistBlockE4m3Decoder(_BlockDecoder):
     """Scaled FP8 back: Y = 2^s times the value of an E4M3 code, rounded to float32 and then to T.
 
     To float64 it is exact, or rounded once. What is beyond T becomes infinity: a number near T's
-    largest may be rounded up. Of a NaN the sign is kept and nothing else. GistBlockE4m3Encoder
+    largest may be rounded up. Of a NaN only the sign stays. GistBlockE4m3Encoder
     draws the bytes.
 
     Source: OCP 8-bit Floating Point Specification 1.0, E4M3.
@@ -219,7 +219,7 @@ class GistBlockE5m2Encoder(_BlockEncoder):
 
     The bytes lie as GistBlockE4m3Encoder draws them; s is the smallest at which no finite element
     rounds to more than 57344. Scaled numbers are rounded straight from T to the nearest code, ties
-    to even; signed zeros are kept. Infinities stay (0x7C), NaN gives 0x7E, with the sign of X, and
+    to even; signed zeros stay. Infinities stay (0x7C), NaN gives 0x7E, with the sign of X, and
     both count for no scale. The error is at most 2^-3 |X| from 2^(s - 14) on, and
     2^(s - 17) below; the block's largest is at least 2^(s + 14).
 
@@ -233,7 +233,7 @@ class GistBlockE5m2Decoder(_BlockDecoder):
     """Scaled FP8 back: Y = 2^s times the value of an E5M2 code, rounded to float32 and then to T.
 
     To float64 it is exact, or rounded once. What is beyond T becomes infinity: a number near T's
-    largest may be rounded up. Of a NaN the sign is kept and nothing else. GistBlockE4m3Encoder
+    largest may be rounded up. Of a NaN only the sign stays. GistBlockE4m3Encoder
     draws where the bytes lie.
 
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2.

@@ -80,8 +80,11 @@ def gist_index4_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
 
 @quiet
 def gist_block_e4m3_encoder(x: HostArray) -> HostArray:
-    # E4M3 has no infinity: the scale of a block with one is larger by one, so that no finite
-    # element has the largest code, and marked by bit 14, which is else as bit 15.
+    """For each block of 128: the scale s, and E4M3 codes of X / 2^s.
+
+    E4M3 has no infinity: the scale of a block with one is larger by one, so that no finite element
+    has the largest code, and marked by bit 14, which is otherwise as bit 15.
+    """
     blocks, scales = _blocks_and_scales(x, 464.0)
     infinite = np.isinf(blocks)
     marked = infinite.any(1)
@@ -99,6 +102,7 @@ def gist_block_e5m2_encoder(x: HostArray) -> HostArray:
 
 
 def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    """2^s times the value of each E4M3 code; the largest code is infinity in marked blocks."""
     scales, codes, n = _from_tiles(x, BLOCK, INT16)
     marked = (scales ^ scales >> 1) & INFINITY_MARK != 0
     scales = np.where(marked, scales ^ INFINITY_MARK, scales)
@@ -155,6 +159,7 @@ def _decoded_blocks(scales: HostArray, codes: HostArray, values: HostArray, to: 
 
 @quiet
 def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
+    """For each block: a scale, largest / 127, in bfloat16, and round(X / scale) in int8."""
     numbers = pad_tiles(x.ravel(), TILE).reshape(-1, INT8_BLOCK)
     narrow = numbers.astype(FLOAT32)
     largest = np.abs(narrow).max(1)
@@ -195,6 +200,7 @@ def _integers(
 
 @quiet
 def gist_int8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    """code * scale; a negative scale marks a block whose extreme codes are infinity and NaN."""
     scales, codes, n = _from_tiles(x, INT8_BLOCK, BFLOAT16)
     is_normal = scales.view(np.uint16) & 0x7F80 != 0
     factors = np.abs(np.where(is_normal, scales.astype(FLOAT32), FLOAT32.type(0)))

@@ -37,6 +37,7 @@ def scaled_blocks(rng: Generator, dtype: Any) -> Any:
 
 
 def _encoder(name: str) -> Iterator[Sample]:
+    """Yield an encoder's samples: each shape, special values, blocks of very different sizes."""
     for dtype in OPS[name].types["T"]:
         t = dtype_name(dtype)
         yield from of_shapes(name, dtype, partial(one_input, _numbers))

@@ -110,6 +110,7 @@ class SparseEncoder(_Sparse, gist.Encoder):
         return dtype == UINT8 and len(shape) == 1 and parts.least <= shape[0] <= parts.most
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        """Two launches: encode; then finish, with the raw elements if these are shorter."""
         parts = self.layout(x)
         scratch = ScratchMemory()
         tickets, groups = scratch.zeros(1, np.uint32), scratch.zeros(parts.tiles, np.uint32)
@@ -152,6 +153,7 @@ class SparseDecoder(_Sparse, gist.Decoder):
         return self.attribute_values
 
     def flaw(self, codes: HostArray) -> str:
+        """Say what is wrong with a code's head or length; "" if nothing is."""
         y = Spec(self.shape or (), self.to)
         parts = self.layout(y)
         if not y.size:
@@ -184,11 +186,11 @@ class GistSparseEncoder(_AsTheyAre, SparseEncoder):
     Lossless for every type: -0 and NaN are elements like others. A tile is 16,384 bytes of X:
 
         bytes     0 to 7    of this code, in all
-                  8 to 15   1 where the elements are kept as they are, else 0
+                  8 to 15   1 where the elements are raw, else 0
         sparse    starts    8 bytes a tile: the byte of the code where its values begin
                   mask      a bit an element, the first in the lowest bit of a byte
                   values    of each tile in order, zeros up to a multiple of 16 bytes
-        kept      X         where that takes no more bytes
+        raw       X         where that takes no more bytes
 
     Starts and mask are padded with zeros to multiples of 16 bytes; numbers have their lower bytes
     first. The device knows the length first, and nothing waits for it: Y has room for X.
@@ -234,7 +236,7 @@ class GistSparseFp10Decoder(_Fp10, SparseDecoder):
     GistSparseEncoder draws the bytes, GistFp10Encoder those of the values.
 
     `to` is the type that was encoded. Of a type of another width the tiles are others: where values
-    are not where the code says, as of a damaged code, elements are NaN. Of elements that are kept
+    are not where the code says, as of a damaged code, elements are NaN. Of raw elements
     as they are nothing says whether they are float16 or bfloat16.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
@@ -246,7 +248,7 @@ class GistSparseMsfp15Encoder(_Msfp15, SparseEncoder):
     """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight.
 
     The last two boxes of a tile are completed by zeros. GistPackMsfp15Encoder says what a box
-    becomes, also with keep_sign; infinities and NaN are kept, as with its keep_nonfinite.
+    becomes, also with keep_sign; infinities and NaN stay, as with its keep_nonfinite.
 
     Memory: a workspace of 12 bytes a tile and 32 more.
 
@@ -267,7 +269,7 @@ class GistSparseMsfp15Decoder(_Msfp15, SparseDecoder):
     GistSparseEncoder draws the bytes, GistPackMsfp15Encoder those of the values.
 
     `to` is the type that was encoded. Of a type of another width the tiles are others: where values
-    are not where the code says, as of a damaged code, elements are NaN. Of elements that are kept
+    are not where the code says, as of a damaged code, elements are NaN. Of raw elements
     as they are nothing says whether they are float16 or bfloat16.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA

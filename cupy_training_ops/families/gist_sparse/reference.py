@@ -91,15 +91,16 @@ def _encode(x: HostArray, values: Values) -> HostArray:
 
 
 def _sparse(flat: HostArray, values: Values) -> HostArray:
+    """The code: head, the begin of each tile's values, a bit an element, nonzero values."""
     tile = TILE_NBYTES // flat.dtype.itemsize
     mask = _has_bits(flat)
     counts = _counts(mask, tile)
     groups = -(-counts // values.group)
     packed = np.zeros(int(groups.sum()) * values.group, flat.dtype)
     begins = values.group * (np.cumsum(groups) - groups)
-    given = flat[mask]
+    nonzeros = flat[mask]
     for part, place in _runs(counts, begins):
-        packed[place] = given[part]
+        packed[place] = nonzeros[part]
     bits = np.packbits(pad_tiles(mask, 128), bitorder="little")
     first = layout(flat.size, flat.dtype.itemsize, values.group).values
     starts = first + GROUP_NBYTES * (np.cumsum(groups) - groups)
@@ -111,6 +112,7 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
 
 
 def _decode(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
+    """The elements of a sparse or a raw code; what the code does not have is 0, or NaN."""
     code, y = x.ravel(), np.zeros(math.prod(shape or ()), to)
     plain = HEAD_NBYTES + y.nbytes
     if code[8:HEAD_NBYTES].any() and plain <= code.size:

@@ -63,6 +63,7 @@ def _inputs(name: str, encode: bool, rng: Generator, **size: Any) -> tuple[Any, 
 
 
 def _samples(name: str) -> Iterator[Sample]:
+    """Yield samples of each shape and share of zeros in each type."""
     encode = "Encoder" in name
     compared = code_bytes if encode else as_bytes if name == "GistSparseDecoder" else None
     for dtype in OPS[name].types["T"]:

@@ -90,9 +90,9 @@ class InPlaceAccumulator(Op):
 class InPlaceAccumulatorV2(Op):
     """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone.
 
-    With overwrite_flag the buffer becomes the value, rounded to T; what it held does not matter. An
-    `out=` of its own leaves the buffer as it is; an `outputs=` without accumulation_buffer_out does
-    not.
+    With overwrite_flag the buffer becomes the value, rounded to T; its former value does not
+    matter. An `out=` of its own leaves the buffer as it is; an `outputs=` without
+    accumulation_buffer_out does not.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/gradient_control.cc.
     """
@@ -167,6 +167,7 @@ class InPlaceAccumulatorList(Op):
         return (old_sums,)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """A launch for each batch of arrays; arrays that stay as they are take no part."""
         old_sums, values, update_signal, new_sums = specs
         update = update_signal is not False
         written = [update or not new_sum.in_place for new_sum in new_sums]
@@ -244,6 +245,7 @@ class MixedPrecisionScale(Op):
         return (tuple(Spec(x.shape, self.to) for x in xs),)
 
     def plan(self, device: Device, s: Spec, xs: tuple[Spec, ...], ys: tuple[Spec, ...]) -> Plan:
+        """A launch for each batch of arrays, into arrays of their own or one after the other."""
         sizes = [x.size for x in xs]
         starts = list(itertools.accumulate(sizes, initial=0))
         kernel = "mixed_precision_scale__fused" if self.fuse_outputs else "mixed_precision_scale"

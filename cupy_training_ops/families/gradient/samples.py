@@ -53,6 +53,7 @@ def _list_pair(
     shapes: tuple[Shape, ...] = ORDINARY,
     flag: tuple[bool, ...] = (),
 ) -> tuple[Any, ...]:
+    """Return a list of sums, a list of values to add, and maybe a signal."""
     old_sums, added = ([values(rng, shape, d) for shape in shapes] for d in (t, value))
     return old_sums, added, *flag
 
@@ -71,6 +72,7 @@ def _special_scaled(rng: Generator, dtype: Any) -> tuple[Any, ...]:
 
 
 def _accumulators(name: str, flagged: bool) -> Iterator[Sample]:
+    """Yield samples of an accumulator of one array; flagged: the value of its optional flag."""
     for t, value in PAIRS:
         types = f"{dtype_name(t)}-{dtype_name(value)}"
         yield Sample(name, f"{types}-ordinary", partial(_pair, t=t, value=value))
@@ -84,6 +86,7 @@ def _accumulators(name: str, flagged: bool) -> Iterator[Sample]:
 
 
 def _accumulator_lists() -> Iterator[Sample]:
+    """Yield samples of InPlaceAccumulatorList: each pair of types, each list of shapes."""
     name = "InPlaceAccumulatorList"
     for t, value in PAIRS:
         types = f"{dtype_name(t)}-{dtype_name(value)}"
@@ -97,6 +100,7 @@ def _accumulator_lists() -> Iterator[Sample]:
 
 
 def _zeros() -> Iterator[Sample]:
+    """Yield samples of ZeroGradient: each type of the signal, each shape in two types."""
     name = "ZeroGradient"
     for signal in FIXED_SIZE:
         make = partial(_to_clear, shape=(16, 64), t=FLOAT32, signal=signal)
@@ -108,6 +112,7 @@ def _zeros() -> Iterator[Sample]:
 
 
 def _scales() -> Iterator[Sample]:
+    """Yield samples of MixedPrecisionScale: pairs of types, lists of shapes, fused or not."""
     name = "MixedPrecisionScale"
     narrow = (FLOAT32, FLOAT16, BFLOAT16)
     pairs = [(x, y) for x in narrow for y in narrow] + [(FLOAT64, FLOAT32), (FLOAT32, FLOAT64)]

@@ -146,7 +146,7 @@ class _Delegating(DelegatingOp):
 class _PythonOp(_Delegating):
     """PythonOp or its gradient."""
 
-    func_name = attribute(text, doc="as register_python_op was given it")
+    func_name = attribute(text, doc="the name at register_python_op")
     input_tensor_types = TENSOR_TYPES
     input_tensor_ranks = TENSOR_RANKS
     output_tensor_types = RESULT_TYPES
@@ -214,9 +214,9 @@ class PythonOp(_PythonOp):
 
     `input_convention` has a letter for each argument: d takes the next of `inputs`, c a constant by
     its place. Of a torch.autograd.Function it is what `apply` returns. With `training_mode` the
-    function's context is kept for PythonOpGrad under the number `context`, until that has run,
+    function's context waits for PythonOpGrad under the number `context`, until that has run,
     `release_context` frees it or the operator is gone; in the function form, which keeps its
-    operators, until one of the first two. It is 0 where nothing is kept.
+    operators, until one of the first two. It is 0 where no context waits.
 
     Source: ONNX Runtime,
     orttraining/orttraining/training_ops/cuda/torch/torch_custom_function_kernel.cc.
@@ -412,7 +412,7 @@ class TritonOp(_Delegating):
     takes_keywords = True
     inputs = (arrays("inputs", "any number"),)
     outputs = (Output("outputs", "T", variadic=True, shape=WHAT_IT_RETURNS, doc="in any memory"),)
-    func_name = attribute(text, "", doc="as register_triton_op was given it; required")
+    func_name = attribute(text, "", doc="the name at register_triton_op; required")
     onnx_key = attribute(integer, 0, doc="has no effect")
     onnx_string = attribute(no_graph, "", doc="refused")
     num_outputs = attribute(count, 1)

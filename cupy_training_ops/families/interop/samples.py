@@ -32,6 +32,7 @@ def _inputs(rng: Generator, shapes: Sequence[Shape]) -> tuple[Any, ...]:
 
 
 def _attributes(name: str, shapes: Sequence[Shape]) -> dict[str, Any]:
+    """Return the attributes of a function that takes and returns arrays of these shapes."""
     n = len(shapes)
     if name == "TritonOp":
         return {"func_name": NAME, "num_outputs": n}

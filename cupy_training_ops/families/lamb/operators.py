@@ -70,16 +70,16 @@ class LambOptimizer(Op):
     (1 - alpha) g and v = beta moment2 + (1 - beta) g^2 the new moments, c1 = 1 - alpha^step and
     c2 = 1 - beta^step, or 1 without step or do_bias_correction. g is the gradient over its loss
     scale s; where the norm n of all is above s max_norm_clip, it is the gradient over
-    n / max_norm_clip. The ratio of each parameter's norms is kept between ratio_min and ratio_max,
+    n / max_norm_clip. The ratio of each parameter's norms is clipped to [ratio_min, ratio_max],
     and is 1 where either norm is 0; squares are added in float64.
 
     d is rounded to the type of the gradients. Where it is not finite, it counts as 0 and the
     moments stay; a weight that would not be finite stays too. new_gradients is what is added to the
-    weights. mixed_precision_weights get the new weights too, rounded once; what they held does not
-    matter. Moments and step are updated in any case; weights, gradients and low-precision weights
-    only if `outputs=` names their outputs, or is left out. A step that is skipped changes nothing,
-    not even step. It is also skipped where R is in an array and not finite, or loss_scale in an
-    array and not finite and above 0; a step that is a number counts on then.
+    weights. mixed_precision_weights get the new weights too, rounded once; their former values do
+    not matter. Moments and step are updated in any case; weights, gradients and low-precision
+    weights only if `outputs=` names their outputs, or is left out. A step that is skipped changes
+    nothing, not even step. It is also skipped where R is in an array and not finite, or loss_scale
+    in an array and not finite and above 0; a step that is a number counts on then.
 
     moment2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps
     become far too large; bfloat16 has the range of float32.
@@ -160,6 +160,7 @@ class LambOptimizer(Op):
         return list(zip(*rules, strict=True))
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Launches that compute directions and norms, then weights, then the new step."""
         update, loss_scale, norm, r, t, w, g, m1, m2, mixed = specs[:10]
         new_t, new_w, new_g, new_m1, new_m2, copied = specs[10:]
         signal = common.value_or(update, True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...dtypes import FLOAT64, HostArray
-from ...rules.step import bias_correction, can_be_made, count_step, gradient_divisor, number
+from ...rules.step import allows_step, bias_correction, count_step, gradient_divisor, number
 from ...rules.widening import cast, quiet
 
 Arrays = Sequence[HostArray]
@@ -40,7 +40,8 @@ def lamb_optimizer(
     ratio_max: float,
     do_bias_correction: bool,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
-    update = bool(number(update_signal)) and can_be_made(r, loss_scale)
+    """LambOptimizer: a step of each weight array with its own numbers."""
+    update = bool(number(update_signal)) and allows_step(r, loss_scale)
     before, new_step = count_step(step, update)
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
     if not update:

@@ -45,6 +45,7 @@ def _step(
     numbers: tuple[Any, ...] = PLAIN,
     copy: Any = None,
 ) -> tuple[Any, ...]:
+    """Return the inputs of a step: numbers, weights, gradients, two moments, copies."""
     w, g, moment = types
     moments = [arrays(rng, shapes, moment) for _ in range(2)]
     for array in moments[1]:
@@ -109,6 +110,7 @@ def _label(types: Types, *words: str) -> str:
 
 
 def _lamb() -> Iterator[Sample]:
+    """Yield samples of each type, scale, list of shapes, and of steps that are skipped."""
     name = "LambOptimizer"
     for i, types in enumerate(ROWS):
         mode, copy = MODES[i % 3], (FLOAT16, BFLOAT16)[i % 2]

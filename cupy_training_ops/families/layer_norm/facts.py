@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from ...declare.facts import Struct, i32, i64
 
-HELD_THREADS = 512  # of a block with rows that are held on chip
+STAGED_THREADS = 512  # threads of a block whose rows stay on chip, at most
 COLUMN_THREADS = 256  # of a block that walks down columns
 
 # Elements that a thread holds of a row. In registers, by slots, by the bytes of an element of X and
-# one of Y; of rows of more than DEEP_LENGTH, in blocks of HELD_THREADS at most; of rows that fit
+# one of Y; of rows of more than DEEP_LENGTH, in blocks of STAGED_THREADS at most; of rows that fit
 # into no block otherwise.
 COLUMNS = {4: 32, 6: 16, 8: 16, 16: 8}
 DEEP_LENGTH = 4096
@@ -18,7 +18,7 @@ WIDE_COLUMNS = {4: 32, 6: 16, 8: 24, 16: 8}
 # Of rows that are scaled alone, or twice as many.
 FULL_COLUMNS = {4: 16, 6: 8, 8: 8, 16: 4}
 # In shared memory, by slots; of single elements in both; by the bytes of an accumulator.
-HELD_COLUMNS = {4: 32, 8: 8}
+VECTOR_COLUMNS = {4: 32, 8: 8}
 SINGLE_COLUMNS = {4: 16, 8: 8}
 
 # `count` rows of `length`. A row has `threads`, a part of a warp that is a power of two or whole

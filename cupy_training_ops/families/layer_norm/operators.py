@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Layer normalisations and their gradients, of everything from an axis on.
 
-Everything is computed in float32 (float64 for float64) and rounded once; sums over rows are made in
-two stages, in an order that follows from shapes, alignment and the GPU. A row whose squared
+Everything is computed in float32 (float64 for float64) and rounded once; sums over rows are added
+in two stages, in an order that follows from shapes, alignment and the GPU. A row whose squared
 distances add up to more than float32 holds has an infinite variance, and inv_std 0.
 """
 
@@ -172,7 +172,7 @@ class LayerNormalizationGrad(_Gradient):
     """Gradient of LayerNormalization: X_grad = inv_std (h - mean of h - x^ (mean of h x^)).
 
     h = Y_grad scale, x^ = (X - mean) inv_std, means are those of a row; scale_grad is the sum of
-    Y_grad x^ over the rows, bias_grad that of Y_grad. Mean and inv_std are taken as they are. The
+    Y_grad x^ over the rows, bias_grad that of Y_grad. Mean and inv_std are used as they are. The
     gradients of no rows are 0.
 
     Rows of up to 16,384 elements (8,192 where they or their arrays are not aligned, 4,096 of
@@ -205,7 +205,7 @@ class SimplifiedLayerNormalizationGrad(_Gradient):
     """Gradient of RMSNorm: X_grad = inv_std (h - x^ (mean of h x^)).
 
     h = Y_grad scale, x^ = X inv_std, the mean is that of a row; scale_grad is the sum of Y_grad x^
-    over the rows, 0 of no rows. inv_std is taken as it is. How often a row is read, and the
+    over the rows, 0 of no rows. inv_std is used as it is. How often a row is read, and the
     workspace, are as in LayerNormalizationGrad.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/nn/layer_norm_impl.cu.
@@ -223,7 +223,7 @@ class SimplifiedLayerNormalizationGrad(_Gradient):
 class InvertibleLayerNormalizationGrad(_Gradient):
     """Gradient of LayerNormalization from its output: x^ = (Y - bias) / scale.
 
-    The formulas are those of LayerNormalizationGrad; X need not be kept. Of a column whose scale is
+    The formulas are those of LayerNormalizationGrad; X is not needed. Of a column whose scale is
     0, Y tells nothing: x^ counts as 0 there, so that its scale_grad is 0, not what it was; X_grad
     lacks the term with x^, which a scale of 0 leaves nothing but rounding of. All other columns are
     as they should be. Where a bias is large beside scale, Y has few digits of x^ left.

@@ -27,8 +27,8 @@ from .facts import (
     DEEP_COLUMNS,
     DEEP_LENGTH,
     FULL_COLUMNS,
-    HELD_THREADS,
     SINGLE_COLUMNS,
+    STAGED_THREADS,
     WIDE_COLUMNS,
 )
 from .plan_staged_rows import Rows, rows_on_chip
@@ -99,7 +99,7 @@ def forward(
     divided = _in_registers(matrix, aligned)
     if divided is not None:
         return Plan((matrix.launch(divided.kernel, divided.config, *args, *divided.args),))
-    config = Config((matrix.count,), (HELD_THREADS,))
+    config = Config((matrix.count,), (STAGED_THREADS,))
     return Plan((matrix.launch("layer_norm__long_rows", config, *args, matrix.length),))
 
 
@@ -137,7 +137,7 @@ def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
         ]
         if matrix.both_nbytes in DEEP_COLUMNS and matrix.length > DEEP_LENGTH:
             nbytes = DEEP_COLUMNS[matrix.both_nbytes] * itemsize
-            deep = replace(by_slots, nbytes=nbytes, max_threads=HELD_THREADS)
+            deep = replace(by_slots, nbytes=nbytes, max_threads=STAGED_THREADS)
             choices.insert(0, (deep, Kernels("layer_norm__deep_rows")))
     else:
         choices = [(_row_in_registers(matrix, 1), Kernels("layer_norm__elements"))]
@@ -154,7 +154,7 @@ def _row_in_registers(matrix: Matrix, width: int) -> Registers:
     itemsize = matrix.t.itemsize
     if width == 1:
         nbytes = SINGLE_COLUMNS[matrix.computed_type.itemsize] * itemsize
-        return Registers(nbytes, 1, itemsize, 1, 1, max_threads=HELD_THREADS)
+        return Registers(nbytes, 1, itemsize, 1, 1, max_threads=STAGED_THREADS)
     return Registers(COLUMNS[matrix.both_nbytes] * itemsize, 1, itemsize, width, 1)
 
 
@@ -246,7 +246,7 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
     scratch, steps, means = ScratchMemory(), [], None
     if dx is not None:
         means = scratch.take(2 * matrix.count, matrix.computed_type)
-        config = Config((matrix.count,), (HELD_THREADS,))
+        config = Config((matrix.count,), (STAGED_THREADS,))
         args = (*read.args, matrix.length, means)
         steps.append(matrix.launch(read.kernels.row_sums, config, *args))
     elif sums[0] is None:  # the gradient of the bias alone

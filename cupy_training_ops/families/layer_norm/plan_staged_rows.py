@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How rows that are held on chip are divided among threads; see layer_norm/staged_rows.cuh."""
+"""Rows that stay on chip, divided among threads; see layer_norm/staged_rows.cuh."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...facts import WARP
 from ...plan import VEC_NBYTES, Config, Device, align_up, by_value, ceil_div
 from ...rules.widening import computed_in
 from . import facts
-from .facts import HELD_COLUMNS, HELD_THREADS, SINGLE_COLUMNS
+from .facts import SINGLE_COLUMNS, STAGED_THREADS, VECTOR_COLUMNS
 
 # Numbers for each column that are held of one parameter or two, where slots lie by warps or not.
 PARAMETERS = {True: {1: 1, 2: 3}, False: {1: 1, 2: 2}}
@@ -121,9 +121,9 @@ def rows_on_chip(
 ) -> Rows | None:
     """Rows that fit on chip: by slots of `width`, where arrays are aligned, or elements.
 
-    shape: rows and their elements; dtypes: of the arrays whose rows are held; n_parameters: scale,
-    or scale and bias. Few large blocks leave few lines of sums. Rows by elements have the next ones
-    on their way, and rows that a block has alone where they fit.
+    shape: rows and their elements; dtypes: of the arrays whose rows stay on chip; n_parameters:
+    scale, or scale and bias. Few large blocks leave few lines of sums. Rows by elements have the
+    next ones on their way, and rows that a block has alone where they fit.
     """
     if not aligned or shape[1] < width:
         width = 1
@@ -147,7 +147,7 @@ def _rows_on_chip(
     sizes = tuple(dtype.itemsize for dtype in dtypes)
     threads, depth = _division(shape[1], width, _most_columns(dtypes, width), by_warps)
     resident = SLOT_THREADS if width > 1 else ELEMENT_THREADS
-    most_threads = min(HELD_THREADS, resident)
+    most_threads = min(STAGED_THREADS, resident)
     if threads > most_threads or (by_warps and threads < WARP):
         return None
     nbytes = PARAMETERS[by_warps][n_parameters] * max(computed_in(t).itemsize for t in dtypes)
@@ -161,7 +161,7 @@ def _rows_on_chip(
 
 
 def _division(length: int, width: int, most: int, by_warps: bool) -> tuple[int, int]:
-    """Threads of a row, and slots of one."""
+    """Return the threads of a row, and how many slots each has."""
     if length % width == 0:
         return _threads(length, width, most, 1)
     least = 2 * width - 2  # each has one edge at most
@@ -169,13 +169,17 @@ def _division(length: int, width: int, most: int, by_warps: bool) -> tuple[int, 
 
 
 def _most_columns(dtypes: Sequence[Dtype], width: int) -> int:
-    """Columns of a thread at most."""
-    columns = HELD_COLUMNS if width > 1 else SINGLE_COLUMNS
+    """Return how many columns a thread has at most."""
+    columns = VECTOR_COLUMNS if width > 1 else SINGLE_COLUMNS
     return columns[max(computed_in(dtype).itemsize for dtype in dtypes)]
 
 
 def _threads(length: int, width: int, most: int, least: int) -> tuple[int, int]:
-    """Threads of a row, in whole warps where it goes by elements, and the slots of one."""
+    """Return the threads of a row, and how many slots of `width` elements each has.
+
+    A thread has at most `most` elements; there are at least `least` threads, and whole warps of
+    them, or, of slots, also a power of 2 below a warp.
+    """
     threads = max(least, ceil_div(length, most))
     if width > 1 and threads <= WARP:
         threads = 1 << (threads - 1).bit_length()
@@ -188,7 +192,7 @@ def _groups(row: Rows, device: Device) -> int:
     """Groups of a block, in whole warps: as many as fit or there are rows for; 0 if none fits."""
     least = max(1, WARP // row.threads)
     shared_nbytes = device.max_shared_nbytes - (row.shared_nbytes - row.row_nbytes)
-    most = min(HELD_THREADS, row.resident) // row.threads
+    most = min(STAGED_THREADS, row.resident) // row.threads
     most = min(most, shared_nbytes // row.row_nbytes)
     if row.width == 1 and row.threads > WARP:
         most = min(most, 1)  # such a group meets at barriers of the block

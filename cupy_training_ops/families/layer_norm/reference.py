@@ -29,6 +29,7 @@ def layer_normalization(
     epsilon: float,
     stash_type: int,  # noqa: ARG001 - it has one value
 ) -> tuple[HostArray, HostArray, HostArray]:
+    """Y = scale (X - mean) inv_std + B over the dimensions from `axis` on; mean and inv_std."""
     return _normalize(_Rows.of(x, axis), x, scale, b, True, epsilon)
 
 
@@ -49,6 +50,7 @@ def layer_normalization_grad(
     *,
     axis: int,
 ) -> tuple[HostArray, HostArray, HostArray]:
+    """X_grad, scale_grad and bias_grad, with x^ = (X - mean) inv_std."""
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_dev, x.dtype)
     matrix, means = rows.matrix(x), mean.reshape(-1, 1)
@@ -65,6 +67,7 @@ def layer_normalization_grad(
 def simplified_layer_normalization_grad(
     y_grad: HostArray, x: HostArray, scale: HostArray, inv_std_var: HostArray, *, axis: int
 ) -> tuple[HostArray, HostArray]:
+    """X_grad and scale_grad of RMS normalization, with x^ = X inv_std."""
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, x.dtype)
     matrix = rows.matrix(x)
@@ -86,6 +89,7 @@ def invertible_layer_normalization_grad(
     axis: int,
     output_type: Dtype | None,
 ) -> tuple[HostArray, HostArray, HostArray]:
+    """X_grad, scale_grad and bias_grad, with x^ = (Y - bias) / scale, 0 where scale is 0."""
     rows = _Rows.of(y, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, output_type or y.dtype)
     matrix, shift, known = rows.matrix(y), bias.reshape(-1), gradient.scale != 0
@@ -176,7 +180,7 @@ def _distances(x: HostArray, is_centred: bool, mean: HostArray) -> tuple[HostArr
     """Distances of rows from their means, in float32, and variances; writes the means.
 
     A mean in float32 is off by its rounding, so the mean of the distances from it is added, and
-    taken off where they show it.
+    subtracted where they show it.
     """
     n = max(1, x.shape[1])
     if not is_centred:
@@ -214,13 +218,13 @@ class _Gradient:
         in_float32 &= working_type(self._x_grad) == FLOAT32
         for piece in self.rows.pieces():
             if in_float32:
-                found, finite = self._of_rows(piece, x_hat(piece, FLOAT32), is_centred)
-            if not in_float32 or not np.isfinite(found).all():
-                found, finite = self._of_rows(piece, x_hat(piece, FLOAT64), is_centred)
+                part, finite = self._of_rows(piece, x_hat(piece, FLOAT32), is_centred)
+            if not in_float32 or not np.isfinite(part).all():
+                part, finite = self._of_rows(piece, x_hat(piece, FLOAT64), is_centred)
             elif not finite.all():
                 lost = piece.start + np.flatnonzero(~finite)
                 self._of_rows(lost, x_hat(lost, FLOAT64), is_centred)
-            sums += found
+            sums += part
         scale = self._parameter
         of_scale, of_bias = (cast(each, scale.dtype).reshape(scale.shape) for each in sums)
         return self._x_grad.reshape(self._shape), of_scale, of_bias

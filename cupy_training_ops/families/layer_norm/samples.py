@@ -110,6 +110,7 @@ def _label(types: tuple[Any, Any], label: str) -> str:
 
 
 def _samples(name: str, number: int) -> Iterator[Sample]:
+    """Yield an ordinary sample of each combination of types, and other shapes of one each."""
     for types in TYPES:
         make = partial(inputs, name=name, shape=(16, 64), types=types)
         yield Sample(name, _label(types, "ordinary"), make, _attributes(name, types, None))

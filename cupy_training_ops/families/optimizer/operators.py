@@ -146,7 +146,7 @@ class SGDOptimizerV2(Op):
     """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i], in place.
 
     An `out=` of its own leaves weights as they are; an `outputs=` without updated_weights does not.
-    The signal comes back where it is given: an array is update_completed too. An lr in an array
+    The signal comes back where it was passed: an array is update_completed too. An lr in an array
     that is not finite skips the step.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/sgd/sgd.cc.
@@ -182,11 +182,11 @@ class SGDOptimizerV2(Op):
 class SGDOptimizerList(Op):
     """Gradient descent over a list: weights[i] = weights[i] - lr g, in place; g = gradients[i] / d.
 
-    d is the loss scale s; where the norm n of the gradients is given and above s max_norm, it is
+    d is the loss scale s; where the norm n of the gradients is passed and above s max_norm, it is
     n / max_norm, so that the unscaled gradients are clipped to max_norm. A norm that is NaN clips
     nothing. With weight_decay, g = gradients[i] / d + weight_decay weights[i]; maximize: the
     gradient's negative is in its place. mixed_precision_weights get the new weights too, rounded
-    once; what they held does not matter. Both are updated whatever `outputs=` names. The step is
+    once; their former values do not matter. Both are updated whatever `outputs=` names. The step is
     also skipped where lr is in an array and not finite, or loss_scale in an array and not finite
     and above 0.
 

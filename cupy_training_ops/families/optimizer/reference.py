@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from ...dtypes import HostArray
-from ...rules.step import can_be_made, count_step, gradient_divisor, number, rounded_weights
+from ...rules.step import allows_step, count_step, gradient_divisor, number, rounded_weights
 from ...rules.widening import cast, computed_in, quiet, wide
 from ..reduction import reference as reduction
 
@@ -36,7 +36,7 @@ class MomentumRule(Rule, total=False):
 
 @quiet
 def sgd_optimizer(eta: Number, w: HostArray, g: HostArray) -> tuple[HostArray, HostArray]:
-    if not can_be_made(eta):
+    if not allows_step(eta):
         return w, g
     new_w, delta = _descend(w, g, number(eta))
     return cast(new_w, w.dtype), cast(delta, g.dtype)
@@ -48,6 +48,7 @@ def sgd_optimizer_v2(
     gradients: Sequence[HostArray],
     update_signal: Number = None,
 ) -> tuple[HostArray, Lists]:
+    """w -= lr g, for each array of a list."""
     rule = Rule(weight_decay=0.0, maximize=False)
     return sgd_optimizer_list(lr, weights, gradients, update_signal=update_signal, **rule)[:2]
 
@@ -64,6 +65,7 @@ def sgd_optimizer_list(
     update_signal: Number = None,
     **rule: Unpack[Rule],
 ) -> tuple[HostArray, Lists, Lists | None]:
+    """w -= lr (g / divisor + weight_decay w), for each array of a list."""
     return sgd_momentum_list(
         lr, weights, gradients, mixed_precision_weights, loss_scale, gradient_norm, max_norm,
         update_signal, **rule,
@@ -84,11 +86,16 @@ def sgd_momentum_list(
     momenta: Sequence[HostArray] | None = None,
     **rule: Unpack[MomentumRule],
 ) -> tuple[HostArray, Lists, Lists | None, HostArray, Lists | None]:
+    """w -= lr u for each array of a list, u the gradient or its momentum; see _direction.
+
+    Returns the update signal, weights, low-precision copies, step and momenta; unchanged where the
+    step is skipped.
+    """
     update = np.full(np.shape(update_signal), number(update_signal) != 0)
     mixed = mixed_precision_weights or [None] * len(weights)
-    is_made = bool(number(update_signal)) and can_be_made(lr, loss_scale)
-    before, new_step = count_step(step, is_made)
-    if not is_made:
+    is_applied = bool(number(update_signal)) and allows_step(lr, loss_scale)
+    before, new_step = count_step(step, is_applied)
+    if not is_applied:
         return update, tuple(weights), mixed_precision_weights, new_step, momenta  # type: ignore[return-value]
     divisor = gradient_divisor(loss_scale, gradient_norm, number(max_norm, np.inf))
     divisor = -divisor if rule["maximize"] else divisor
@@ -146,6 +153,7 @@ def inplace_clip_grad_norm(
     max_norm: float,
     norm_type: str,  # noqa: ARG001 - there is one
 ) -> tuple[HostArray, ...]:
+    """g max_norm / (norm + 1e-6) for each array, where that factor is below 1."""
     norm = _norm(gradients)
     factor = norm.dtype.type(max_norm) / (norm + norm.dtype.type(1e-6))
     if not factor < 1:

@@ -34,8 +34,8 @@ def one(value: Any, dtype: Any, shape: Shape = (1,)) -> Any:
     return np.full(shape, value).astype(dtype)
 
 
-# Loss scale and norm; the norm of the gradients is not asked whether it is true. Scales with which
-# no step can be made are refused as numbers.
+# label, loss scale, norm of the gradients, which is never checked. A scale with which no step is
+# possible is refused if it is a number; as an array it skips the step.
 SCALES = (
     ("scaled", 8.0, 4.0), ("clipped", 8.0, 96.0), ("norm-nan", 2.0, np.nan),
     ("norm-inf", 2.0, np.inf), ("norm-zero", 2.0, 0.0), ("scale-nan", one(np.nan, FLOAT32), 1.0),
@@ -71,6 +71,7 @@ def _list_step(
     lr: Any = 0.5,
     flag: tuple[Any, ...] = (),
 ) -> tuple[Any, ...]:
+    """Return the inputs of a step over lists: lr, weights, gradients, and a signal."""
     return lr, arrays(rng, shapes, w), arrays(rng, shapes, g), *flag
 
 
@@ -82,6 +83,7 @@ def _full_step(
     numbers: tuple[Any, ...],
     shapes: tuple[Shape, ...] = ORDINARY,
 ) -> tuple[Any, ...]:
+    """Return the inputs of a step with low-precision copies and all numbers."""
     lr, *others = numbers
     return lr, arrays(rng, shapes, w), arrays(rng, shapes, g), holes(rng, shapes, copy), *others
 
@@ -91,12 +93,14 @@ def _gradients(rng: Generator, t: Any, shapes: tuple[Shape, ...] = ORDINARY) -> 
 
 
 def _special_gradients(rng: Generator, t: Any, value: float) -> tuple[Any, ...]:
+    """Return two gradients, one of which has the value once."""
     first = values(rng, (300,), t)
     first[17] = value
     return ([first, values(rng, (33,), t)],)
 
 
 def _sgd() -> Iterator[Sample]:
+    """Yield samples of SGDOptimizer: each type and shape."""
     name = "SGDOptimizer"
     for i, t in enumerate(FLOATS):
         make = partial(_one_step, t=t, rate=FLOATS[i - 1])
@@ -108,6 +112,7 @@ def _sgd() -> Iterator[Sample]:
 
 
 def _sgd_v2() -> Iterator[Sample]:
+    """Yield samples of SGDOptimizerV2: each pair of types, with and without a signal."""
     name = "SGDOptimizerV2"
     for i, (w, g) in enumerate(PAIRS):
         types = f"{dtype_name(w)}-{dtype_name(g)}"
@@ -130,6 +135,7 @@ def _by_lists(name: str, pairs: Any, maker: Any) -> Iterator[Sample]:
 
 
 def _sgd_list() -> Iterator[Sample]:
+    """Yield samples of SGDOptimizerList: numbers and arrays of one, scales, skipped steps."""
     name = "SGDOptimizerList"
     full = partial(_full_step, copy=BFLOAT16, numbers=(0.5, 8.0, 16.0, 1.5, True))
     yield from _by_lists(name, PAIRS, full)
@@ -156,6 +162,7 @@ def _sgd_list() -> Iterator[Sample]:
 
 
 def _sgd_momentum() -> Iterator[Sample]:
+    """Yield samples of SGDMomentumList: first and later steps, rules, random rounding."""
     name = "SGDMomentumList"
     for i, (w, g) in enumerate(PAIRS):
         types, (label, scale, norm) = f"{dtype_name(w)}-{dtype_name(g)}", SCALES[i]
@@ -186,6 +193,7 @@ def _momentum_step(
     copy: Any = None,
     shapes: tuple[Shape, ...] = ORDINARY,
 ) -> tuple[Any, ...]:
+    """Return the inputs of a step with momenta, low-precision copies and all numbers."""
     lr, *others = numbers
     copies = None if copy is None else holes(rng, shapes, copy)
     momenta = arrays(rng, shapes, computed_in(w))
@@ -193,6 +201,7 @@ def _momentum_step(
 
 
 def _norms(name: str, attributes: dict[str, Any]) -> Iterator[Sample]:
+    """Yield samples of a norm over lists: each type, NaN and infinities, each list of shapes."""
     for t in FLOATS:
         own = dtype_name(t)
         yield Sample(name, f"{own}-ordinary", partial(_gradients, t=t), attributes)

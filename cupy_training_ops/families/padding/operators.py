@@ -29,7 +29,7 @@ class SliceGrad(Op):
 
     starts, ends, axes and steps mean what they mean in Slice: negative starts and ends count from
     the end of the axis, both are clamped to the array, a negative step walks backwards, and an axis
-    that is not named is taken whole.
+    that is not named is whole.
 
     Source: ONNX Slice-13, gradient;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/slice_grad.cc.

@@ -21,6 +21,7 @@ def slice_grad(
     axes: Integers | None = None,
     steps: Integers | None = None,
 ) -> HostArray:
+    """dX = zeros, but dX[slices] = dY."""
     slices = [slice(None) for _ in shape]
     steps = (1,) * len(starts) if steps is None else steps
     for i, axis in enumerate(range(len(starts)) if axes is None else axes):
@@ -50,6 +51,7 @@ def flatten_and_unpad(x: HostArray, indices: HostArray) -> HostArray:
 def pad_and_unflatten(
     x: HostArray, indices: HostArray, unflatten_dims: tuple[int, int]
 ) -> HostArray:
+    """Y = zeros, but Y[indices[k]] = X[k], the last k of equal indices; rows as unflatten_dims."""
     n_rows = math.prod(unflatten_dims)
     y = np.zeros((n_rows, *x.shape[1:]), x.dtype)
     inside = np.flatnonzero((indices >= 0) & (indices < n_rows))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Pools along one to three axes, and their gradients.
 
-Sums are kept in float32 (float64 for float64), in an order that follows from shapes alone, and are
-rounded once. Every element of a gradient gathers from the windows that it is in: there are no
-atomics.
+Sums are accumulated in float32 (float64 for float64), in an order that follows from shapes alone,
+and are rounded once. Every element of a gradient gathers from the windows that it is in: there are
+no atomics.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class MaxPool(_Pool):
     """Largest elements: Y[n, c, o] = max over k of X[n, c, o s - p + k d], Indices say where.
 
     o, k, stride s, pad p and dilation d have a number for each axis; elements beside X do not
-    count. Of equal ones the first is taken, and the first NaN before all numbers. Indices count
+    count. Of equal ones it is the first, and the first NaN before all numbers. Indices count
     the elements of all of X: (n C + c) times those of a plane, and the number in the plane. A
     window beside X gives -infinity and the index -1.
 

@@ -44,7 +44,7 @@ class Axis(WindowAxis):
 
     @property
     def span(self) -> int:
-        """Elements of a window, or from one to the next."""
+        """The larger of a window's elements and the step to the next window."""
         return max(self.kernel, self.stride)
 
     @property

@@ -27,6 +27,7 @@ class _Attributes(TypedDict):
 def max_pool(
     x: HostArray, *, storage_order: int, **attributes: Unpack[_Attributes]
 ) -> tuple[HostArray, HostArray]:
+    """The largest element of each window, NaN before all, and its number in the plane."""
     windows = windows_of("MaxPool", x.shape, **attributes)
     numbers = _numbers(windows, storage_order)
     y = np.full(windows.y_shape, -np.inf, x.dtype)
@@ -48,6 +49,7 @@ def max_pool_grad(
     storage_order: int,
     **attributes: Unpack[_Attributes],
 ) -> HostArray:
+    """dX[i] = sum of dY over the windows whose largest element is i."""
     windows = windows_of("MaxPoolGrad", shape, **attributes)
     numbers, dx = _numbers(windows, storage_order), np.zeros(shape)
     for at, elements in windows.taps():
@@ -69,6 +71,7 @@ def _numbers(windows: Windows, storage_order: int) -> HostArray:
 def average_pool(
     x: HostArray, *, count_include_pad: bool, **attributes: Unpack[_Attributes]
 ) -> HostArray:
+    """The mean of each window's elements."""
     windows = windows_of("AveragePool", x.shape, **attributes)
     y = np.zeros(windows.y_shape)
     for at, elements in windows.taps():
@@ -84,6 +87,7 @@ def average_pool_grad(
     count_include_pad: bool,
     **attributes: Unpack[_Attributes],
 ) -> HostArray:
+    """dX[i] = sum of dY / count over the windows that contain i."""
     windows = windows_of("AveragePoolGrad", shape, **attributes)
     shares, dx = dy / _counts(windows, count_include_pad), np.zeros(shape)
     for at, elements in windows.taps():

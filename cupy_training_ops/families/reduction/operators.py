@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Sums, norms and finiteness checks over arrays and lists of arrays.
 
-Floating-point sums are kept in float32 (float64 for float64) and rounded once, in an order that
-follows from shapes, alignment and the number of multiprocessors. Nothing is read back to the host.
+Floating-point sums are accumulated in float32 (float64 for float64) and rounded once, in an order
+that follows from shapes, alignment and the number of multiprocessors. Nothing is read back to the
+host.
 """
 
 from __future__ import annotations

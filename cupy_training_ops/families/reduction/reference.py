@@ -19,6 +19,7 @@ def reduce_sum_training(
     keepdims: bool,
     noop_with_empty_axes: bool,
 ) -> HostArray:
+    """Sum over axes, in float64; data itself where each of them has one element."""
     if not axes and noop_with_empty_axes:
         return data
     axes = axes or tuple(range(data.ndim))

@@ -114,6 +114,7 @@ def _bools(_rng: Generator, n: int, false: int | None) -> tuple[Any, ...]:
 
 
 def _sums() -> Iterator[Sample]:
+    """Yield samples of ReduceSumTraining: each type, and each shape and axes in three of them."""
     name, dtypes = "ReduceSumTraining", ReduceSumTraining.types["T"]
     for dtype in dtypes:
         make = partial(_data_and_axes, shape=(16, 64), axes=(1,), dtype=dtype)
@@ -129,6 +130,7 @@ def _sums() -> Iterator[Sample]:
 
 
 def _norms() -> Iterator[Sample]:
+    """Yield samples of ReduceAllL2: each pair of types, list of shapes, and special values."""
     name = "ReduceAllL2"
     for x, y in NORMS:
         types, attributes = f"{dtype_name(x)}-{dtype_name(y)}", {"output_type": y}
@@ -146,6 +148,7 @@ def _norms() -> Iterator[Sample]:
 
 
 def _finite() -> Iterator[Sample]:
+    """Yield samples of IsAllFinite: each value and attribute in each type, lists of shapes."""
     name = "IsAllFinite"
     for dtype in FLOATS:
         for label, value, attributes in FINITE:
@@ -159,6 +162,7 @@ def _finite() -> Iterator[Sample]:
 
 
 def _all() -> Iterator[Sample]:
+    """Yield samples of All: n bools, of which the one numbered `false` is False."""
     name = "All"
     for label, n, false, offset in (
         ("ordinary", 1024, None, 0),

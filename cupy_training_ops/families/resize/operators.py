@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The gradient of bilinear resizing.
 
-Each element of dX is one sum over what touched it, kept in float32 (float64 for float64) and
+Each element of dX is one sum over what touched it, accumulated in float32 (float64 for float64) and
 rounded once.
 """
 

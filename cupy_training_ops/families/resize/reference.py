@@ -29,6 +29,7 @@ def resize_grad(
     extrapolation_value: float,
     nearest_mode: str,
 ) -> HostArray:
+    """dX of linear interpolation: dY shared out to its two neighbours, axis after axis."""
     del roi, mode, antialias, axes, keep_aspect_ratio_policy  # none changes anything
     del cubic_coeff_a, exclude_outside, extrapolation_value, nearest_mode  # of other modes
     dx = dy.astype(np.float64)

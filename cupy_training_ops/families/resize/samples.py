@@ -45,6 +45,7 @@ def _inputs(
 
 
 def _samples() -> Iterator[Sample]:
+    """Yield samples of each pair of sizes in each type, in one mode or the other."""
     for j, (label, shape, outputs, scales, offset) in enumerate(SIZES):
         for i, dtype in enumerate(FLOATS):
             make = partial(_inputs, shape=shape, outputs=outputs, scales=scales, dtype=dtype)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Softmax, its logarithm and their gradients, along any axis in place of its strides.
 
-Sums are kept in float32 (float64 for float64), in an order that follows from shapes and alignment.
+Sums are accumulated in float32 (float64 for float64), in an order that follows from shapes and
+alignment.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ LOG_GRADIENT = Kernels(
 class SoftmaxGrad_13(_AlongAxis):  # noqa: N801 - the registered name
     """Gradient of Softmax: dX = Y (dY - sum of Y dY along the axis).
 
-    Y is taken as it is: it need not sum to 1. NaN and infinities propagate along their line.
+    Y is used as it is: it need not sum to 1. NaN and infinities propagate along their line.
 
     Source: ONNX Softmax-13, gradient;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_grad.cc.
@@ -139,7 +140,7 @@ class SoftmaxGrad_13(_AlongAxis):  # noqa: N801 - the registered name
 class LogSoftmaxGrad_13(_AlongAxis):  # noqa: N801 - the registered name
     """Gradient of LogSoftmax: dX = dY - e^X (sum of dY along the axis).
 
-    X is the output of LogSoftmax, and is taken as it is. NaN and infinities propagate along their
+    X is the output of LogSoftmax, and is used as it is. NaN and infinities propagate along their
     line.
 
     Source: ONNX LogSoftmax-13, gradient;
@@ -154,7 +155,7 @@ class LogSoftmaxGrad_13(_AlongAxis):  # noqa: N801 - the registered name
 class SoftmaxGrad(_FromAxisOn):
     """Gradient of Softmax before opset 13: dX = Y (dY - sum of Y dY over the row).
 
-    Y is taken as it is: it need not sum to 1. NaN and infinities propagate along their row.
+    Y is used as it is: it need not sum to 1. NaN and infinities propagate along their row.
 
     Source: ONNX Softmax-11, gradient;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_grad.cc.
@@ -168,7 +169,7 @@ class SoftmaxGrad(_FromAxisOn):
 class LogSoftmaxGrad(_FromAxisOn):
     """Gradient of LogSoftmax before opset 13: dX = dY - e^X (sum of dY over the row).
 
-    X is the output of LogSoftmax, and is taken as it is. NaN and infinities propagate along their
+    X is the output of LogSoftmax, and is used as it is. NaN and infinities propagate along their
     row.
 
     Source: ONNX LogSoftmax-11, gradient;

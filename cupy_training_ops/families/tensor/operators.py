@@ -84,7 +84,7 @@ class View(ViewOp):
 class ConcatTraining(Op):
     """Arrays joined along an axis: concat_result = inputs[0], inputs[1], ... one after the other.
 
-    per_input_length[i] = inputs[i].shape[axis]; it is made also where concat_result is empty.
+    per_input_length[i] = inputs[i].shape[axis]; it is written also where concat_result is empty.
 
     Memory: a workspace above 240 inputs.
 
@@ -221,7 +221,7 @@ def _launch(
 
 
 class SplitTraining(Op):
-    """An array taken apart along an axis: outputs[i] = the next split[i] positions of `input`.
+    """An array split along an axis: outputs[i] = the next split[i] positions of `input`.
 
     It undoes ConcatTraining. Where `split` is left out or empty there are `num_outputs` equal
     parts; ONNX Runtime takes their number from the graph.

@@ -57,6 +57,7 @@ def _split_inputs(
 
 
 def _view_samples() -> Iterator[Sample]:
+    """Yield samples of View: each type; odd, empty, many and misaligned parts."""
     shapes = ((2, 3), (), (0, 4), (1, 5), (7,))
     for dtype in FIXED_SIZE:
         make = partial(_view_inputs, shapes=shapes, dtype=dtype)
@@ -77,6 +78,7 @@ def _view_samples() -> Iterator[Sample]:
 
 
 def _concat_samples() -> Iterator[Sample]:
+    """Yield samples of ConcatTraining: each type, and lists of shapes in each size of type."""
     name = "ConcatTraining"
     for dtype in FIXED_SIZE:
         make = partial(_concat_inputs, shapes=ORDINARY, dtype=dtype)
@@ -94,6 +96,7 @@ def _concat_samples() -> Iterator[Sample]:
 
 
 def _split_samples() -> Iterator[Sample]:
+    """Yield samples of SplitTraining: each type, and lists of shapes in each size of type."""
     name = "SplitTraining"
     for dtype in FIXED_SIZE:
         make = partial(_split_inputs, shapes=ORDINARY, axis=1, dtype=dtype)

@@ -97,6 +97,7 @@ class Norms:
     """Norms of lists of gradients; calls of each dtype and device are bound once."""
 
     def __init__(self) -> None:
+        """Begin without bound calls; they are made for each list of gradients."""
         self._bound: dict[object, tuple[OpenCall, Norm]] = {}
 
     def of_all(self, ready: Ready) -> Norm:

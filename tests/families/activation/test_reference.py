@@ -56,9 +56,9 @@ floats = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
 def gradient(name: str, dy, x, *bias):
     """The oracle's gradient at the forward input x."""
     takes_output = name in ("SigmoidGrad", "TanhGrad", "LeakyReluGrad")
-    given = FORWARD[name](x) if takes_output else x
+    argument = FORWARD[name](x) if takes_output else x
     attributes = {"alpha": ALPHA[name]} if name in ALPHA else {}
-    return computed(get_op(name)(**attributes), dy, given, *bias)
+    return computed(get_op(name)(**attributes), dy, argument, *bias)
 
 
 def inputs(rng, *shape: int):

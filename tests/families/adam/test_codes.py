@@ -41,8 +41,8 @@ def test_codes_of_8_bits_are_near_what_they_are_of(rng, n, scale) -> None:
     """Codes of second moments over 30 powers of two in one block, and of first ones beside them."""
     m, v = moments(rng, n, 30, scale)
     wide = decode(encode(m, v, 8, step=3), n, 8)
-    for found, exact in zip(wide, (m, v), strict=True):
-        np.testing.assert_array_less(np.abs(found - exact), ERROR * 1.001 * np.abs(exact))
+    for result, exact in zip(wide, (m, v), strict=True):
+        np.testing.assert_array_less(np.abs(result - exact), ERROR * 1.001 * np.abs(exact))
 
 
 @pytest.mark.parametrize(("octaves", "error"), [(2, 0.25), (6, 0.5), (14, 1)])
@@ -50,9 +50,11 @@ def test_codes_of_4_bits_are_as_near_as_their_block_allows(rng, octaves, error) 
     m, v = moments(rng, 1000, octaves)
     first, second = decode(encode(m, v, 4, step=3), 1000, 4)
     assert (np.abs(second - v) <= error * v).all()
-    ratio, found = (np.abs(x) / np.sqrt(second) for x in (m, first))
+    ratio, results = (np.abs(x) / np.sqrt(second) for x in (m, first))
     most = np.repeat(np.pad(ratio, (0, 24)).reshape(-1, 128).max(1), 128)[:1000]
-    assert (np.abs(found - ratio) <= 2 * most / 7).all()  # the root is within 2 of the power of two
+    assert (
+        np.abs(results - ratio) <= 2 * most / 7
+    ).all()  # the root is within 2 of the power of two
 
 
 def test_bytes_of_a_weight() -> None:
@@ -75,9 +77,9 @@ def test_a_second_moment_that_is_not_0_is_never_0(rng, bits) -> None:
     """Else its step would be the first moment over epsilon."""
     m, v = moments(rng, 4096, 120)
     v[:5], v[5] = 0, 1e-45
-    found = decode(encode(m, v, bits, step=1), v.size, bits)[1]
-    np.testing.assert_array_equal(found == 0, v == 0)
-    assert (found >= v / 2).all()
+    result = decode(encode(m, v, bits, step=1), v.size, bits)[1]
+    np.testing.assert_array_equal(result == 0, v == 0)
+    assert (result >= v / 2).all()
 
 
 @BITS
@@ -130,9 +132,9 @@ def test_a_first_moment_follows_its_mean(rng, bits, error) -> None:
         exact = exact * beta + (1 - beta) * gradients
         wide = decode(codes, exact.size, bits)[0] * beta + (1 - beta) * gradients
         codes = encode(wide, v, bits, step=step)
-    found = decode(codes, exact.size, bits)[0]
+    result = decode(codes, exact.size, bits)[0]
     others = gradients != 2
-    assert abs((found * exact)[others].sum() / np.square(exact[others]).sum() - 1) < error
+    assert abs((result * exact)[others].sum() / np.square(exact[others]).sum() - 1) < error
 
 
 @BITS
@@ -182,11 +184,11 @@ def test_codes_of_older_versions_are_decoded(rng) -> None:
         array[n:] = rng.integers(120, 140, 3)
     first, second = decode_old(tuple(codes), n)
     for i in range(n):
-        for array, found, top in ((codes[0], first, 127), (codes[1], second, 255)):
+        for array, results, top in ((codes[0], first, 127), (codes[1], second, 255)):
             code, exponent = int(array[i]), int(array[n + i // 128])
             upper = (code & top) + max(exponent * 16 + 15 - top, 0)
             size = 0.0 if code & top == 0 else (1 + upper % 16 / 16) * 2.0 ** (upper // 16 - 127)
-            assert found[i] == (-size if code > top else size)
+            assert results[i] == (-size if code > top else size)
 
 
 def coded(rng, sizes, bits=8):

@@ -68,12 +68,12 @@ def test_the_step_is_counted_where_it_is(run, rng, name, signal) -> None:
     assert results[0] is step
     assert run.host(step).tolist() == [3 + signal]
     plain = np.array([0.1], FLOAT16)
-    given = lists if listed else [xs[0] for xs in lists]
-    wanted = op.cpu_function()(plain, 3, *given, update_signal=signal, **op.attribute_values)
-    found, after = (results[1:5], wanted[1:5])
+    arguments = lists if listed else [xs[0] for xs in lists]
+    wanted = op.cpu_function()(plain, 3, *arguments, update_signal=signal, **op.attribute_values)
+    actual, after = (results[1:5], wanted[1:5])
     if not listed:
-        found, after = ([x] for x in found), ([x] for x in after)
-    assert_all_match(run, found, after, None if signal else 0)
+        actual, after = ([x] for x in actual), ([x] for x in after)
+    assert_all_match(run, actual, after, None if signal else 0)
 
 
 def test_an_empty_step_still_counts(run, rng) -> None:

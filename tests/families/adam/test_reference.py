@@ -21,8 +21,8 @@ ANSWERS = np.load(Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz")
 
 def parameter(t=FLOAT32, moment=FLOAT32) -> list[np.ndarray]:
     """Weights, gradients and both moments."""
-    given = (1, 2, 3), (4, 5, 6), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
-    return [array(*v, t=m) for v, m in zip(given, (t, t, moment, moment), strict=True)]
+    arguments = (1, 2, 3), (4, 5, 6), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    return [array(*v, t=m) for v, m in zip(arguments, (t, t, moment, moment), strict=True)]
 
 
 def adam(*inputs, outputs=None, out=None, **attributes):
@@ -106,8 +106,8 @@ def test_an_infinite_norm_leaves_no_gradient() -> None:
 )
 def test_upstreams_answers(anywhere, case, attributes) -> None:
     names = ("lr", "step", "W", "G", "M", "V", "W16", "loss_scale", "norm")
-    found = (f"{case}|in|{name}" for name in names)
-    inputs = [anywhere.place(ANSWERS[key]) for key in found if key in ANSWERS]
+    actual = (f"{case}|in|{name}" for name in names)
+    inputs = [anywhere.place(ANSWERS[key]) for key in actual if key in ANSWERS]
     results = adam(*inputs, **attributes)
     expected = [ANSWERS.get(f"{case}|out{i}") for i in range(6)]
     for result, wanted in zip(results, expected, strict=True):
@@ -151,8 +151,8 @@ def test_a_hundred_steps_are_those_of_optax(rng, mode) -> None:
         adam_w(1e-2, step, both[0], gradients, *moments[0])
         of_list(1e-2, step, both[1], gradients, *moments[1], outputs=LEFT_ALONE)
     for ours in both:
-        for found, other in zip(ours, theirs, strict=True):
-            assert_matches(found, np.asarray(other), 1e-11)
+        for result, other in zip(ours, theirs, strict=True):
+            assert_matches(result, np.asarray(other), 1e-11)
 
 
 LEFT_ALONE = ("new_T", "new_moment_1", "new_moment_2", "new_weights")
@@ -199,18 +199,18 @@ def test_the_copy_is_made_without_the_weights() -> None:
 def test_a_skipped_step_changes_nothing(place) -> None:
     """Not the count either, wherever it is."""
     step, signal = (3, False) if place == "host" else (array(3, t=INT64), array(False, t=bool))
-    given = [*parameter(), np.full(3, 7, FLOAT16)]
-    given[1][1] = NAN
-    before = [x.copy() for x in given]
-    result, *_ = adam(0.5, step, *given, None, None, signal)
+    arguments = [*parameter(), np.full(3, 7, FLOAT16)]
+    arguments[1][1] = NAN
+    before = [x.copy() for x in arguments]
+    result, *_ = adam(0.5, step, *arguments, None, None, signal)
     assert result == 3
     assert (result is step) == (place == "array")
-    for found, expected in zip(given, before, strict=True):
-        assert_matches(found, expected, 0)
+    for actual, expected in zip(arguments, before, strict=True):
+        assert_matches(actual, expected, 0)
     out = tuple(np.full_like(x, 9) for x in (*before[2:4], before[0], before[1], before[4]))
-    adam(0.5, step, *given, None, None, signal, out=(None, *out))
-    for found, expected in zip(out, (*before[2:4], *before[:2], before[4]), strict=True):
-        assert_matches(found, expected, 0)
+    adam(0.5, step, *arguments, None, None, signal, out=(None, *out))
+    for actual, expected in zip(out, (*before[2:4], *before[:2], before[4]), strict=True):
+        assert_matches(actual, expected, 0)
 
 
 def test_a_step_on_the_device_is_counted_there() -> None:
@@ -325,5 +325,5 @@ def test_ten_steps_are_those_of_pytorch(rng) -> None:
             tensor.grad = torch.tensor(gradient)
         stepper.step()
         op(0.05, step, ours, gradients, *moments)
-    for found, wanted in zip(ours, theirs, strict=True):
-        assert_matches(found, wanted.detach().numpy(), 1e-12)
+    for result, wanted in zip(ours, theirs, strict=True):
+        assert_matches(result, wanted.detach().numpy(), 1e-12)

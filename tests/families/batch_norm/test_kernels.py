@@ -43,9 +43,9 @@ def plan_of(name: str, shape, t=FLOAT32, aligned: bool = True, **attributes):
         "T1": Spec(channels, row[1]),
         "T2": Spec(channels, row[2]),
     }
-    given_ = [arrays[item.type if item.name not in ("dY",) else "T"] for item in op.inputs]
-    results = [result and Spec(result.shape, result.dtype) for result in op.infer(*given_)]
-    return op.plan(H200, *given_, *results)
+    arguments = [arrays[item.type if item.name not in ("dY",) else "T"] for item in op.inputs]
+    results = [result and Spec(result.shape, result.dtype) for result in op.infer(*arguments)]
+    return op.plan(H200, *arguments, *results)
 
 
 def planned(*args, **keywords):
@@ -61,14 +61,14 @@ def planned(*args, **keywords):
         ("BatchNormalizationGrad", RESNET, FLOAT16, ("channel_parts", 396, 256)),
         ("BatchNormInternal", (8, 2048, 8, 8), FLOAT32, ("channels", 2048, 64)),
         ("BatchNormalizationGrad", (64, 512, 7, 8), FLOAT16, ("channels", 512, 224)),
-        ("BatchNormInternal", (64, 512, 7, 7), FLOAT16, ("narrow_held_channels", 128, 256)),
-        ("BatchNormInternal", (256, 512, 16, 8), FLOAT16, ("held_channels", 264, 256)),
-        ("BatchNormInternal", (256, 1024, 14, 14), FLOAT16, ("held_channels", 132, 512)),
+        ("BatchNormInternal", (64, 512, 7, 7), FLOAT16, ("narrow_staged_channels", 128, 256)),
+        ("BatchNormInternal", (256, 512, 16, 8), FLOAT16, ("staged_channels", 264, 256)),
+        ("BatchNormInternal", (256, 1024, 14, 14), FLOAT16, ("staged_channels", 132, 512)),
         (
             "BatchNormalizationGrad",
             (256, 1024, 14, 14),
             FLOAT16,
-            ("narrow_held_channels", 132, 512),
+            ("narrow_staged_channels", 132, 512),
         ),
         ("BatchNormInternal", (4096, 1024, 14, 14), FLOAT16, ("column_rings", 264, 256)),
         ("BatchNormInternal", (64, 3, 7, 7), FLOAT16, ("single_channel_parts", 3, 256)),
@@ -86,7 +86,7 @@ def test_the_plan_suits_the_shape(name, shape, t, expected) -> None:
     assert planned(name, shape, t) == [expected]
 
 
-def test_given_statistics_and_misaligned_arrays() -> None:
+def test_input_statistics_and_misaligned_arrays() -> None:
     shape = (8, 16, 8, 8)
     assert planned("BatchNormInternal", shape)[0][0] == "channels"
     assert planned("BatchNormInternal", shape, training_mode=0)[0][0] == "channel_parts"
@@ -108,8 +108,8 @@ def test_scratch_memory_is_what_the_help_says(shape, t, of_channel, name, sums) 
 
 def test_many_tiles_take_several_launches() -> None:
     """Counters of so many tiles lie at the start of the scratch memory, for any call."""
-    found = planned("BatchNormInternal", (64, 5000, 64, 64))
-    assert [symbol for symbol, _, _ in found] == ["channel_parts"] * 3
+    launches = planned("BatchNormInternal", (64, 5000, 64, 64))
+    assert [symbol for symbol, _, _ in launches] == ["channel_parts"] * 3
 
 
 @given(st.integers(1, 3000), st.integers(1, 50), st.integers(1, 400))
@@ -133,10 +133,10 @@ def test_tickets_give_each_item_once_and_never_wait_for_a_later_one(
 @pytest.mark.parametrize("shape", [(40, 19), (3, 5, 20), (3, 2, 6000), (2, 3, 4001), (300, 66)])
 def test_any_input_may_be_the_output(anywhere, rng, name, shape) -> None:
     op = operator(name)
-    given_ = inputs(rng, name, shape)
-    expected = op.cpu_function()(*given_, **op.attribute_values)[0]
+    arguments = inputs(rng, name, shape)
+    expected = op.cpu_function()(*arguments, **op.attribute_values)[0]
     for i in range(1 if name == "BatchNormInternal" else 2):
-        arrays = [anywhere.place(array) for array in given_]
+        arrays = [anywhere.place(array) for array in arguments]
         out = (arrays[i], *[None] * (len(op.outputs) - 1))
         assert op(*arrays, out=out)[0] is arrays[i]
         assert_matches(anywhere.host(arrays[i]), expected)
@@ -146,14 +146,14 @@ def test_any_input_may_be_the_output(anywhere, rng, name, shape) -> None:
 @pytest.mark.parametrize("shape", [(40, 19), (3, 5, 20), (3, 2, 6000), (1100, 34)])
 def test_outputs_that_are_not_asked_for_are_not_written(anywhere, rng, name, shape) -> None:
     op = operator(name)
-    given_ = inputs(rng, name, shape)
-    expected = op.cpu_function()(*given_, **op.attribute_values)
+    arguments = inputs(rng, name, shape)
+    expected = op.cpu_function()(*arguments, **op.attribute_values)
     for i, output in enumerate(op.outputs):
-        arrays = [anywhere.place(array) for array in given_]
+        arrays = [anywhere.place(array) for array in arguments]
         results = op(*arrays, outputs=(output.name,))
         assert [result is None for result in results] == [i != k for k in range(len(results))]
         assert_matches(anywhere.host(results[i]), expected[i])
-        for declared, array, before in zip(op.inputs, arrays, given_, strict=True):
+        for declared, array, before in zip(op.inputs, arrays, arguments, strict=True):
             if declared.name != output.aliases:
                 assert anywhere.host(array).tobytes() == before.tobytes()
 
@@ -212,15 +212,15 @@ def test_one_workspace_serves_any_shape(run, rng) -> None:
         op, calls = operator(name), []
         for shape in ((2, 2, 9216), (1100, 34), (2, 30, 4099), (2, 2, 9216)):
             calls.append(inputs(rng, name, shape))
-        nbytes = max(op.workspace_nbytes(*map(run.place, given_)) for given_ in calls)
+        nbytes = max(op.workspace_nbytes(*map(run.place, arguments)) for arguments in calls)
         workspace = run.place(np.full(nbytes, 0xFF, np.uint8))
-        for given_ in calls:
-            expected = op.cpu_function()(*given_, **op.attribute_values)
+        for arguments in calls:
+            expected = op.cpu_function()(*arguments, **op.attribute_values)
             for names in ([op.outputs[-1].name], [output.name for output in op.outputs]):
-                arrays = map(run.place, given_)
+                arrays = map(run.place, arguments)
                 results = op(*arrays, outputs=tuple(names), workspace=workspace)
                 for result, other in zip(results, expected, strict=True):
-                    assert result is None or matches(run.host(result), other, given_[1].size)
+                    assert result is None or matches(run.host(result), other, arguments[1].size)
                 assert not run.host(workspace)[: 4 * (1 + 2 * planning.MAX_TILES)].any()
 
 
@@ -228,10 +228,10 @@ def test_one_workspace_serves_any_shape(run, rng) -> None:
 @pytest.mark.parametrize("shape", [(1, 5, 9216), (300, 300)])
 def test_several_launches_are_one_result(run, rng, monkeypatch, name, shape) -> None:
     monkeypatch.setattr(planning, "MAX_TILES", 2)
-    op, given_ = operator(name), inputs(rng, name, shape)
-    expected = op.cpu_function()(*given_, **op.attribute_values)
+    op, arguments = operator(name), inputs(rng, name, shape)
+    expected = op.cpu_function()(*arguments, **op.attribute_values)
     with launch_log() as log:
-        results = op(*map(run.place, given_))
+        results = op(*map(run.place, arguments))
     assert len(log) > 1
     for result, other in zip(results, expected, strict=True):
         assert_matches(run.host(result), other)
@@ -240,32 +240,32 @@ def test_several_launches_are_one_result(run, rng, monkeypatch, name, shape) -> 
 def two_calls(run, rng, name, shape, t):
     """The launches of each in one workspace, which is full of ones before; and its first words."""
     op = operator(name)
-    given_ = inputs(rng, name, shape, next(row for row in ROWS if row[0] == t))
-    expected = op.cpu_function()(*given_, **op.attribute_values)
-    nbytes = op.workspace_nbytes(*map(run.place, given_))
+    arguments = inputs(rng, name, shape, next(row for row in ROWS if row[0] == t))
+    expected = op.cpu_function()(*arguments, **op.attribute_values)
+    nbytes = op.workspace_nbytes(*map(run.place, arguments))
     workspace = run.place(np.full(nbytes, 0xFF, np.uint8))
     for _ in range(2):
         with launch_log() as log:
-            results = op(*map(run.place, given_), workspace=workspace)
+            results = op(*map(run.place, arguments), workspace=workspace)
         for result, other in zip(results, expected, strict=True):
-            assert matches(run.host(result), other, given_[1].size)
+            assert matches(run.host(result), other, arguments[1].size)
         words = run.host(workspace)
         yield log, words[: words.size // 4 * 4].view(np.uint32)
 
 
 @names
-@pytest.mark.parametrize("of_group", [1, 3, 7, 40])
+@pytest.mark.parametrize("group_parts", [1, 3, 7, 40])
 @pytest.mark.parametrize("t", [FLOAT32, FLOAT16])
-def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_group) -> None:
+def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, group_parts) -> None:
     """The last group is smaller; counters are zero again."""
     monkeypatch.setattr(planning.Call, "_shared_memory_tiles", lambda *_: None)
     monkeypatch.setattr(planning, "PART_NBYTES", 1024)
     monkeypatch.setattr(planning, "_rounds", lambda *_: 3)
-    monkeypatch.setattr(planning, "_of_group", lambda *_: of_group)
+    monkeypatch.setattr(planning, "_group_parts", lambda *_: group_parts)
     for (step,), counters in two_calls(run, rng, name, (700, 136), t):
         assert step.symbol.endswith("column_rings" if t == FLOAT16 else "column_parts")
         n_items, n_parts = (int(step.args[-1][field]) for field in ("n_items", "n_parts"))
-        n_groups = n_items // n_parts * ceil_div(n_parts, of_group) if of_group > 1 else 0
+        n_groups = n_items // n_parts * ceil_div(n_parts, group_parts) if group_parts > 1 else 0
         assert n_parts > 7
         assert not counters[: 1 + 2 * planning.MAX_TILES + n_groups].any()
 
@@ -279,7 +279,7 @@ def test_rows_on_their_way_take_the_shared_memory_that_there_is(kib, capability,
     device = Device(132, capability, kib * 1024)
     (step,) = op.plan(device, x, *others, *op.infer(x, *others)).steps
     assert step.symbol.endswith("column_rings" if ring else "column_parts")
-    assert int(step.args[-6 if ring else -5]["ring"]) == ring
+    assert int(step.args[-6 if ring else -5]["ring_groups"]) == ring
     assert 2 * (step.config.shared_nbytes + 16 * 1024 + 1024) <= (kib + 1) * 1024
 
 
@@ -317,7 +317,7 @@ IN_SHARED_MEMORY = [(37, 20, 7, 7), (140, 5, 6, 20), (9, 36, 7, 3), (250, 9, 128
 
 
 @names
-@pytest.mark.parametrize("all_rows", [True, False], ids=["held", "loose"])
+@pytest.mark.parametrize("all_rows", [True, False], ids=["all", "half"])
 @pytest.mark.parametrize("t", [FLOAT32, FLOAT16])
 @pytest.mark.parametrize("shape", IN_SHARED_MEMORY, ids=str)
 def test_channels_in_shared_memory(run, rng, monkeypatch, name, shape, t, all_rows) -> None:
@@ -329,23 +329,23 @@ def test_channels_in_shared_memory(run, rng, monkeypatch, name, shape, t, all_ro
         monkeypatch.setattr(Tiles, "depth", property(lambda tiles: ceil_div(tiles.rows, 2)))
         monkeypatch.setattr(plan_shared_memory, "SLOT_NBYTES", (8,))
     op = operator(name)
-    given_ = inputs(rng, name, shape, next(row for row in ROWS if row[0] == t))
-    expected = op.cpu_function()(*given_, **op.attribute_values)
+    arguments = inputs(rng, name, shape, next(row for row in ROWS if row[0] == t))
+    expected = op.cpu_function()(*arguments, **op.attribute_values)
     with launch_log() as log:
-        results = op(*map(run.place, given_))
-    assert ["held_channels" in step.symbol for step in log] == [True]
+        results = op(*map(run.place, arguments))
+    assert ["staged_channels" in step.symbol for step in log] == [True]
     for result, other in zip(results, expected, strict=True):
-        assert matches(run.host(result), other, given_[1].size)
+        assert matches(run.host(result), other, arguments[1].size)
 
 
 def fixed(run) -> list[bytes]:
-    found = []
+    digests = []
     for name in NAMES:
         for shape in ((2, 2, 9216), (1100, 34), (2, 3, 2051)):
-            given_ = inputs(np.random.default_rng(3), name, shape)
-            results = operator(name)(*map(run.place, given_))
-            found += [run.host(result).tobytes() for result in results]
-    return found
+            arguments = inputs(np.random.default_rng(3), name, shape)
+            results = operator(name)(*map(run.place, arguments))
+            digests += [run.host(result).tobytes() for result in results]
+    return digests
 
 
 def test_the_order_of_threads_changes_no_bit(in_every_order) -> None:
@@ -364,12 +364,12 @@ def test_nothing_is_launched_for_nothing(run, name) -> None:
 @names
 def test_one_compilation_a_type(name) -> None:
     """Whatever the shape, and the types of what there is for each channel."""
-    found = set()
+    bindings = set()
     for shape in ((9, 9), (9, 64, 5), (2, 3, 100_001), (9000, 7)):
         for row in ROWS:
             op, n = operator(name), (shape[1],)
             specs = [Spec(shape, row[0]), Spec(n, row[1]), Spec(n, row[2])]
-            given_ = [specs[("T", "T1", "T2").index(item.type)] for item in op.inputs]
-            plan = op.plan(H200, *given_, *op.infer(*given_))
-            found |= {tuple(step.slots.items()) for step in plan.steps}
-    assert len(found) == len({row[0] for row in ROWS})
+            arguments = [specs[("T", "T1", "T2").index(item.type)] for item in op.inputs]
+            plan = op.plan(H200, *arguments, *op.infer(*arguments))
+            bindings |= {tuple(step.slots.items()) for step in plan.steps}
+    assert len(bindings) == len({row[0] for row in ROWS})

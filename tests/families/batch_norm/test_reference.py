@@ -40,17 +40,17 @@ def normalized(x, scale, bias, epsilon=EPSILON):
 
 def both(rng, shape, epsilon=EPSILON):
     """Inputs of the forward, the gradient of its result, the forward's outputs."""
-    given = inputs(rng, "BatchNormInternal", shape, DOUBLE)
-    results = get_op("BatchNormInternal")(epsilon=epsilon)(*[g.copy() for g in given])
-    return given, rng.standard_normal(shape), results
+    arguments = inputs(rng, "BatchNormInternal", shape, DOUBLE)
+    results = get_op("BatchNormInternal")(epsilon=epsilon)(*[g.copy() for g in arguments])
+    return arguments, rng.standard_normal(shape), results
 
 
 def check_jax(rng, shape) -> None:
     (x, scale, bias, *_), dy, (y, _, _, *saved) = both(rng, shape)
     assert_matches(y, np.asarray(normalized(x, scale, bias)), 1e-10)
     expected = vjp(normalized, [x, scale, bias], dy)
-    for found, gradient in zip(GRADIENT(dy, x, scale, *saved), expected, strict=True):
-        assert_matches(found, gradient, 1e-9)
+    for actual, gradient in zip(GRADIENT(dy, x, scale, *saved), expected, strict=True):
+        assert_matches(actual, gradient, 1e-9)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -68,8 +68,8 @@ def test_forward_and_gradient_are_jax_at_length(rng, shape) -> None:
 def test_gradients_are_finite_differences(rng, shape) -> None:
     (x, scale, bias, *others), dy, (_, _, _, *saved) = both(rng, shape)
     op, h = get_op("BatchNormInternal")(epsilon=EPSILON), 1e-5
-    found = GRADIENT(dy, x, scale, *saved)
-    for place, gradient in enumerate(found):
+    result = GRADIENT(dy, x, scale, *saved)
+    for place, gradient in enumerate(result):
         for at in np.ndindex(gradient.shape):
             ends = []
             for step in (h, -h):
@@ -82,12 +82,12 @@ def test_gradients_are_finite_differences(rng, shape) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(dtype_name, row)))
 def test_every_row_of_types_is_float64_rounded_once(rng, row) -> None:
-    given = inputs(rng, "BatchNormInternal", (5, 3, 4), row)
-    wide = [g.astype(FLOAT64) for g in given]
-    found = get_op("BatchNormInternal")()(*[g.copy() for g in given])
+    arguments = inputs(rng, "BatchNormInternal", (5, 3, 4), row)
+    wide = [g.astype(FLOAT64) for g in arguments]
+    actual = get_op("BatchNormInternal")()(*[g.copy() for g in arguments])
     exact = get_op("BatchNormInternal")()(*wide)
     types = (row[0], *[row[2]] * 4)
-    for result, expected, t in zip(found, exact, types, strict=True):
+    for result, expected, t in zip(actual, exact, types, strict=True):
         assert result.dtype == t
         assert_matches(result, expected.astype(t), 0 if t != BFLOAT16 else None)
     slopes = inputs(rng, "BatchNormalizationGrad", (5, 3, 4), row)
@@ -110,9 +110,9 @@ def test_running_statistics(rng, unbiased) -> None:
     assert_matches(var, 0.75 * before[1] + 0.25 * flat.var(1, ddof=int(unbiased)))
     assert_matches(saved_mean, flat.mean(1))
     assert_matches(saved_inv_std, 1 / np.sqrt(flat.var(1) + 1e-5))
-    given = get_op("BatchNormInternal")(training_mode=0)
-    found, *none = given(x, scale, bias, saved_mean, flat.var(1))
-    assert_matches(found, y, 1e-10)
+    inference = get_op("BatchNormInternal")(training_mode=0)
+    result, *none = inference(x, scale, bias, saved_mean, flat.var(1))
+    assert_matches(result, y, 1e-10)
     assert none == [None] * 4
 
 
@@ -133,11 +133,11 @@ def test_one_value_a_channel_has_no_variance(rng) -> None:
 def test_nothing_leaves_running_statistics_as_they_are(anywhere, shape) -> None:
     n = 3 if len(shape) > 1 else 1
     x, ones = np.zeros(shape, FLOAT32), np.ones(n, FLOAT32)
-    given = [anywhere.place(a) for a in (x, ones, ones, 5 * ones, 7 * ones)]
-    results = get_op("BatchNormInternal")(epsilon=0.25)(*given)
-    y, *found = [anywhere.host(result).tolist() for result in results]
+    arguments = [anywhere.place(a) for a in (x, ones, ones, 5 * ones, 7 * ones)]
+    results = get_op("BatchNormInternal")(epsilon=0.25)(*arguments)
+    y, *actual = [anywhere.host(result).tolist() for result in results]
     assert y == x.tolist()
-    assert found == [[5] * n, [7] * n, [0] * n, [2] * n]
+    assert actual == [[5] * n, [7] * n, [0] * n, [2] * n]
     slopes = [anywhere.place(a) for a in (x, x, ones, ones, ones)]
     dx, *sums = [anywhere.host(result).tolist() for result in GRADIENT(*slopes)]
     assert dx == x.tolist()
@@ -152,8 +152,8 @@ def test_pytorch(rng) -> None:
         theirs = torch.native_batch_norm(*tensors, True, 0.25, EPSILON)
         op = get_op("BatchNormInternal")(momentum=0.75, epsilon=EPSILON)
         y, running_mean, running_var, *saved = op(x, scale, bias, mean, var)
-        found = (y, *saved, running_mean, running_var)
-        for ours, other in zip(found, (*theirs, *tensors[3:]), strict=True):
+        results = (y, *saved, running_mean, running_var)
+        for ours, other in zip(results, (*theirs, *tensors[3:]), strict=True):
             assert_matches(ours, other.numpy(), 1e-10)
         dy = rng.standard_normal(shape)
         slopes = torch.ops.aten.native_batch_norm_backward(
@@ -184,12 +184,12 @@ X = np.arange(24, dtype=FLOAT32).reshape(2, 3, 4)
     ],
 )
 def test_bad_input_of_the_forward(anywhere, place, wrong, message) -> None:
-    given = [X, THREE, THREE, 2 * THREE, 3 * THREE]
-    given[place] = wrong
-    arrays = [anywhere.place(a) for a in given]
+    arguments = [X, THREE, THREE, 2 * THREE, 3 * THREE]
+    arguments[place] = wrong
+    arrays = [anywhere.place(a) for a in arguments]
     with pytest.raises((ArgumentError, DtypeError), match=f"BatchNormInternal: {message}"):
         get_op("BatchNormInternal")()(*arrays)
-    for array, before in zip(arrays, given, strict=True):
+    for array, before in zip(arrays, arguments, strict=True):
         assert anywhere.host(array).tolist() == before.tolist()
 
 
@@ -204,16 +204,16 @@ def test_bad_input_of_the_forward(anywhere, place, wrong, message) -> None:
     ],
 )
 def test_bad_input_of_the_gradient(anywhere, place, wrong, message) -> None:
-    given = [X, X, THREE, THREE, THREE]
-    given[place] = wrong
+    arguments = [X, X, THREE, THREE, THREE]
+    arguments[place] = wrong
     with pytest.raises((ArgumentError, DtypeError), match=f"BatchNormalizationGrad: {message}"):
-        GRADIENT(*[anywhere.place(a) for a in given])
+        GRADIENT(*[anywhere.place(a) for a in arguments])
 
 
 def test_a_row_of_types_that_is_not_there(anywhere) -> None:
-    given = [X.astype(BFLOAT16), *[THREE.astype(FLOAT16)] * 2, THREE, 2 * THREE]
+    arguments = [X.astype(BFLOAT16), *[THREE.astype(FLOAT16)] * 2, THREE, 2 * THREE]
     with pytest.raises(DtypeError, match=r"BatchNormInternal: .*bfloat16"):
-        get_op("BatchNormInternal")()(*[anywhere.place(a) for a in given])
+        get_op("BatchNormInternal")()(*[anywhere.place(a) for a in arguments])
 
 
 @pytest.mark.parametrize("statistics", [BFLOAT16, FLOAT32], ids=str)
@@ -222,10 +222,10 @@ def test_parameters_of_bfloat16_are_their_numbers(anywhere, statistics, rng) -> 
     seed = int(rng.integers(2**31))
 
     def run(name: str, parameters: type, row: type) -> list:
-        made = inputs(np.random.default_rng(seed), name, (3, 5, 4, 6), (BFLOAT16,) * 3)
-        given = [a.astype(t) for a, t in zip(made, types[name](parameters, row), strict=True)]
-        found = get_op(name)(epsilon=EPSILON)(*[anywhere.place(a) for a in given])
-        return [anywhere.host(a).astype(FLOAT32) for a in found]
+        arrays = inputs(np.random.default_rng(seed), name, (3, 5, 4, 6), (BFLOAT16,) * 3)
+        arguments = [a.astype(t) for a, t in zip(arrays, types[name](parameters, row), strict=True)]
+        results = get_op(name)(epsilon=EPSILON)(*[anywhere.place(a) for a in arguments])
+        return [anywhere.host(a).astype(FLOAT32) for a in results]
 
     types = {
         "BatchNormInternal": lambda t1, t2: (BFLOAT16, t1, t1, t2, t2),
@@ -233,9 +233,9 @@ def test_parameters_of_bfloat16_are_their_numbers(anywhere, statistics, rng) -> 
     }
     of = {"BatchNormInternal": [statistics] * 4, "BatchNormalizationGrad": [BFLOAT16] * 2}
     for name, kinds in of.items():
-        found, wide = run(name, BFLOAT16, statistics), run(name, FLOAT32, FLOAT32)
-        assert found[0].tobytes() == wide[0].tobytes()
-        for array, kind, other in zip(found[1:], kinds, wide[1:], strict=True):
+        results, wide = run(name, BFLOAT16, statistics), run(name, FLOAT32, FLOAT32)
+        assert results[0].tobytes() == wide[0].tobytes()
+        for array, kind, other in zip(results[1:], kinds, wide[1:], strict=True):
             assert array.tobytes() == other.astype(kind).astype(FLOAT32).tobytes()
 
 

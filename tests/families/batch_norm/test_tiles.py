@@ -18,10 +18,10 @@ def test_tiles_and_rings_fit_into_shared_memory(rng, kib) -> None:
     """Tiles of all blocks of a multiprocessor fit, with what the system takes for each."""
     for outer, n, length in rng.integers((1, 64, 1), (600, 2048, 300), (300, 3)).tolist():
         for of_arrays in ((1, 2, 3), (2, 2, 2), (1, 4, 3), (2, 4, 2)):
-            found = tiles_of(kib, Channels(outer, n, length), *of_arrays)
-            if found is not None:
-                assert found.blocks * (found.shared_nbytes + 1024) <= (kib + 1) * 1024
-                assert found.ring.rows >= found.depth
+            result = tiles_of(kib, Channels(outer, n, length), *of_arrays)
+            if result is not None:
+                assert result.blocks * (result.shared_nbytes + 1024) <= (kib + 1) * 1024
+                assert result.ring.rows >= result.depth
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_tiles_and_rings_fit_into_shared_memory(rng, kib) -> None:
     ],
 )
 def test_a_ring_has_the_rows_of_more_tiles_where_they_fit(kib, channels, of_arrays) -> None:
-    found = tiles_of(kib, channels, *of_arrays)
-    assert found is not None
-    assert found.ring.rows >= 2 * found.depth
+    result = tiles_of(kib, channels, *of_arrays)
+    assert result is not None
+    assert result.ring.rows >= 2 * result.depth
 
 
 def tiles_of(kib: int, channels: Channels, n_arrays: int, itemsize: int, n_fields: int):

@@ -37,16 +37,16 @@ def test_every_operator_for_every_type(emulated) -> None:
 def test_adasum_of_four_ranks_and_many_arrays(emulated) -> None:
     """More arrays than a launch takes, one of several chunks, empty ones, zeros; two levels."""
     shapes = [(n % 7,) for n in range(CAPACITY + 5)] + [(20_000,)]
-    found = all_inputs(4, np.float32, shapes)
-    found[1][3][:] = 0
-    columns = [adasum(column) for column in zip(*found, strict=True)]
+    actual = all_inputs(4, np.float32, shapes)
+    actual[1][3][:] = 0
+    columns = [adasum(column) for column in zip(*actual, strict=True)]
 
     def combined(group) -> list[str]:
-        given = copied(emulated, found[group.rank])
+        argument = copied(emulated, actual[group.rank])
         out = tuple(emulated.place([np.zeros(shape, np.float32) for shape in shapes]))
-        result = cto.adasum_all_reduce(given, group=group, out=out)
+        result = cto.adasum_all_reduce(argument, group=group, out=out)
         compare(result, [column[group.rank] for column in columns], np.float32)
-        compare(given, found[group.rank], None)
+        compare(argument, actual[group.rank], None)
         return [array.tobytes() for array in result]
 
     first, *others = results(in_threads(4, combined))

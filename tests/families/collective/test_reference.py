@@ -48,24 +48,24 @@ SHARED = {
 
 def test_sub_groups() -> None:
     def reduced(group) -> list[int]:
-        found = []
+        actual = []
         for group_type in SHARED:
             x = np.array([1 << group.rank], np.int64)
             cto.nccl_all_reduce([x], group=group, group_type=group_type)
-            found.append(int(x[0]))
-        return found
+            actual.append(int(x[0]))
+        return actual
 
-    found = results(in_threads(4, reduced, local_size=2, data_size=2, horizontal_size=2))
+    actual = results(in_threads(4, reduced, local_size=2, data_size=2, horizontal_size=2))
     expected = [[sum(1 << m for m in ranks(r)) for ranks in SHARED.values()] for r in range(4)]
-    assert found == expected
+    assert actual == expected
 
 
 def test_data_groups_on_a_node() -> None:
     """Eight ranks, four on a node, no horizontal groups."""
-    found = members.sub_groups(5, 8, Sizes(data_size=8, local_size=4))
-    assert found[members.NODE_LOCAL] == (4, 5, 6, 7)
-    assert found[members.CROSS_NODE] == (1, 5)
-    assert members.HORIZONTAL not in found
+    result = members.sub_groups(5, 8, Sizes(data_size=8, local_size=4))
+    assert result[members.NODE_LOCAL] == (4, 5, 6, 7)
+    assert result[members.CROSS_NODE] == (1, 5)
+    assert members.HORIZONTAL not in result
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_adasum_of_equal_and_of_orthogonal_gradients() -> None:
         return list(cto.adasum_all_reduce([g, apart, nothing], group=group))
 
     expected = [np.array([3.0, -4.0, 0.5]), np.array([2.0, 5.0]), np.array([1.0, 2.0])]
-    for found in results(in_threads(2, combined)):
-        compare(found, expected, None)
+    for actual in results(in_threads(2, combined)):
+        compare(actual, expected, None)
 
 
 def test_adasum_over_nodes_begins_with_ranks_of_two_nodes() -> None:
@@ -148,8 +148,8 @@ def test_adasum_over_nodes_begins_with_ranks_of_two_nodes() -> None:
 
     a, b = np.array([1.0, 2.0]), np.array([3.0, -1.0])
     expected = (1 - a @ b / (2 * a @ a)) * a + (1 - a @ b / (2 * b @ b)) * b
-    for found in results(in_threads(4, combined, local_size=2)):
-        compare([found], [expected], np.float64)
+    for actual in results(in_threads(4, combined, local_size=2)):
+        compare([actual], [expected], np.float64)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_adasum_over_nodes_begins_with_ranks_of_two_nodes() -> None:
     [
         (3, 0, "group: expected a number of ranks that is a power of two, got 3"),
         (2, 3, r"reduce_algo: expected one of \(0, 1, 2\), got 3"),
-        (2, 2, "group: expected one that was given local_size, for reduce_algo 2, got none"),
+        (2, 2, "group: expected one with a local_size, for reduce_algo 2, got none"),
     ],
 )
 def test_adasum_refuses(n, algorithm, message) -> None:
@@ -173,16 +173,16 @@ def test_adasum_refuses(n, algorithm, message) -> None:
 
 def letters(group, tags, types=("float32",), shape=(3,)) -> list[object]:
     """Rank 0 sends, rank 1 receives, a message for each tag."""
-    found = []
+    results = []
     for i, tag in enumerate(tags[group.rank]):
         keywords = {"group": group, "tag": tag, "element_types": types}
         if group.rank == 0:
-            found.append(cto.send(True, 1, [np.full(shape, i, np.float32)], **keywords))
+            results.append(cto.send(True, 1, [np.full(shape, i, np.float32)], **keywords))
         else:
             done, (x,) = cto.recv(True, 0, arrays="numpy", **keywords)
             assert done
-            found.append(float(x[0]))
-    return found
+            results.append(float(x[0]))
+    return results
 
 
 def test_messages_arrive_in_order() -> None:
@@ -246,13 +246,13 @@ def test_letters_are_refused() -> None:
         if group.rank:
             return
         keywords = {"group": group, "tag": 1, "element_types": [1]}
-        for given, other, message in REFUSED_LETTERS:
+        for arguments, other, message in REFUSED_LETTERS:
             with pytest.raises(ArgumentError, match=f"^Send: {message}"):
-                cto.send(*given, [np.ones(3, np.float32)], **keywords | other)
-        for given, _, message in REFUSED_LETTERS[:3]:
+                cto.send(*arguments, [np.ones(3, np.float32)], **keywords | other)
+        for arguments, _, message in REFUSED_LETTERS[:3]:
             for extra in ({}, {"shapes": [(3,)]}):
                 with pytest.raises(ArgumentError, match=f"^Recv: {message}"):
-                    cto.recv(*given, arrays="numpy", **keywords, **extra)
+                    cto.recv(*arguments, arrays="numpy", **keywords, **extra)
         with pytest.raises(ArgumentError, match=r"^Recv: shapes: expected 1, one for each of"):
             cto.recv(True, 1, arrays="numpy", shapes=[(3,), (4,)], **keywords)
 
@@ -299,10 +299,10 @@ def test_an_instance_lives_with_its_group() -> None:
     first = cto.NcclAllReduce.shared(group=group)
     assert cto.NcclAllReduce.shared(group=group) is first
     assert cto.NcclAllReduce.shared(group=group, group_type=0) is not first
-    held = weakref.ref(group)
+    reference = weakref.ref(group)
     del first, group
     gc.collect()
-    assert held() is None
+    assert reference() is None
 
 
 def test_inputs_of_all_ranks_differ() -> None:

@@ -12,9 +12,9 @@ from cupy_training_ops.families.control import operators as control
 @pytest.fixture(autouse=True)
 def table(monkeypatch) -> streams.Events:
     """Events of its own for each test."""
-    found = streams.Events()
-    monkeypatch.setattr(control, "EVENTS", found)
-    return found
+    result = streams.Events()
+    monkeypatch.setattr(control, "EVENTS", result)
+    return result
 
 
 @pytest.fixture(params=["numpy", "cupy"])

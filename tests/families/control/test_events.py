@@ -50,13 +50,13 @@ def test_on_cupy_the_stream_is_marked_and_waits() -> None:
     pytest.importorskip("cupy", reason="CuPy is in the extras")
     from cupy_training_ops.testing.hollow import hollow, hollow_launches
 
-    with hollow_launches() as found:
+    with hollow_launches() as result:
         x = hollow((3,), np.float32)
         for number in (-1, 5):
             cto.record_event(number, [x])
             cto.wait_event(number, [x])
-    assert [name for name, _ in found] == ["record", "wait"]
-    assert type(found[1][1][0]) is object  # the very mark
+    assert [name for name, _ in result] == ["record", "wait"]
+    assert type(result[1][1][0]) is object  # the very mark
 
 
 def test_the_host_waits_for_an_event_of_a_gpu(table) -> None:
@@ -163,14 +163,14 @@ def test_of_many_records_one_is_first(place, table) -> None:
 @forking
 def test_a_forked_child_has_events_of_its_own() -> None:
     """Also where another thread holds the parent's lock."""
-    found = streams.EVENTS
-    found.record(4000, lambda: None)
+    result = streams.EVENTS
+    result.record(4000, lambda: None)
 
     def records() -> int:
-        empty = not found._marks
-        recorded = found.record(1, lambda: None)
+        empty = not result._marks
+        recorded = result.record(1, lambda: None)
         return 0 if empty and recorded else 1
 
-    status = status_of_child(holding(found._changed), records)
-    found.take(4000, 0)
+    status = status_of_child(holding(result._changed), records)
+    result.take(4000, 0)
     assert status == 0

@@ -18,8 +18,8 @@ from .threads import X, echo, same
 
 def every_kind(place) -> list:
     """Arrays of each type, one with strides, one without elements, one twice."""
-    found = [place(np.zeros((2, 3), dtype)) for dtype in FIXED_SIZE]
-    return [*found, found[0].T, found[1][:, ::2], found[2][:0], found[0]]
+    results = [place(np.zeros((2, 3), dtype)) for dtype in FIXED_SIZE]
+    return [*results, results[0].T, results[1][:, ::2], results[2][:0], results[0]]
 
 
 # ---- arrays pass as they are ---------------------------------------------------------------------
@@ -37,11 +37,11 @@ def test_the_very_arrays_come_back(place) -> None:
 
 def test_nothing_keeps_them_alive() -> None:
     x = X.copy()
-    op, held = cto.PassThrough(), weakref.ref(x)
+    op, reference = cto.PassThrough(), weakref.ref(x)
     op([x])
     del x
     gc.collect()
-    assert held() is None
+    assert reference() is None
 
 
 def test_a_read_only_array_passes() -> None:

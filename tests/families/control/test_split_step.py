@@ -44,11 +44,11 @@ def test_a_split_step_trains_as_the_whole_one(anywhere, rng) -> None:
 
 def test_outputs_and_gradients_are_the_callers_objects(place) -> None:
     step, outputs = SplitStep(echo), [place(X), place(X[0].astype(FLOAT16)), place(X)]
-    given = step.run_forward(
+    argument = step.run_forward(
         outputs, {"full_shape_outputs": [2], "non_differentiable_outputs": [1]}
     )
-    assert isinstance(given, tuple)
-    assert same(given, outputs)
+    assert isinstance(argument, tuple)
+    assert same(argument, outputs)
     gradients = (place(X), place(X))
     assert same(step.run_backward(*gradients), gradients)
 
@@ -57,12 +57,12 @@ def test_a_gradient_that_is_none_is_zeros(place) -> None:
     step = SplitStep(echo)
     outputs = [place(X.astype(FLOAT16)), place(X), place(X[:0]), place(np.float32(1))]
     step.run_forward(outputs, {"full_shape_outputs": [0, 2]})
-    found = step.run_backward(None, None, None, None)
-    assert [g.shape for g in found] == [(3, 4), (), (0, 4), ()]
-    assert [g.dtype for g in found] == [FLOAT16, FLOAT32, FLOAT32, FLOAT32]
-    assert all(type(g) is type(outputs[0]) for g in found)
-    if isinstance(found[0], np.ndarray):
-        assert not any(g.any() for g in found)
+    result = step.run_backward(None, None, None, None)
+    assert [g.shape for g in result] == [(3, 4), (), (0, 4), ()]
+    assert [g.dtype for g in result] == [FLOAT16, FLOAT32, FLOAT32, FLOAT32]
+    assert all(type(g) is type(outputs[0]) for g in result)
+    if isinstance(result[0], np.ndarray):
+        assert not any(g.any() for g in result)
 
 
 def test_no_output_need_have_a_gradient(place) -> None:
@@ -86,11 +86,11 @@ def test_no_output_need_have_a_gradient(place) -> None:
 def test_gradients_that_do_not_fit_change_nothing(place, gradients, message) -> None:
     step, outputs = SplitStep(echo), [place(X), place(X)]
     step.run_forward(outputs, {"full_shape_outputs": [0]})
-    made = [
+    gradients = [
         place(np.asarray(g)) if isinstance(g, np.ndarray | np.generic) else g for g in gradients
     ]
     with pytest.raises(OpError) as caught:
-        step.run_backward(*made)
+        step.run_backward(*gradients)
     assert str(caught.value) == message
     assert isinstance(caught.value, DtypeError if "dtype" in message else ArgumentError)
     good = (place(X), place(np.asarray(X[0, 0])))

@@ -14,4 +14,4 @@ RATIO, STATE = 0.3, (2**63 + 3, 2**40 + 1)
 
 
 def mask_of(n: int, state=STATE, ratio: float = RATIO) -> np.ndarray:
-    return philox.words(state, 0, n) <= philox.largest_kept(ratio)
+    return philox.words(state, 0, n) <= philox.keep_threshold(ratio)

@@ -28,7 +28,7 @@ floats = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
 
 
 def mask_of(n: int, ratio: float, state=STATE) -> np.ndarray:
-    return philox.words(state, 0, n) <= philox.largest_kept(ratio)
+    return philox.words(state, 0, n) <= philox.keep_threshold(ratio)
 
 
 def bits_of(mask: np.ndarray) -> np.ndarray:
@@ -73,8 +73,8 @@ def test_blocks_that_take_several_tiles(monkeypatch, rng, name, offset) -> None:
     ],
 )
 def test_blocks_take_several_tiles_of_short_elements(name, dtype, n, tiles) -> None:
-    op, given = get_op(name)(), (Spec((n,), dtype), 0.4, True, Changing(STATE_AT))
-    (launch,) = op.plan(H200, *given, *op.infer(*given)).steps
+    op, arguments = get_op(name)(), (Spec((n,), dtype), 0.4, True, Changing(STATE_AT))
+    (launch,) = op.plan(H200, *arguments, *op.infer(*arguments)).steps
     (blocks,), has = launch.config.grid, op.has_tiles
     assert (blocks, launch.args[5] if has else None) == tiles
 
@@ -87,8 +87,8 @@ def test_a_mask_is_the_same_for_every_type_and_form(run, dtype, offset) -> None:
         x, mask = run.place(np.ones(n, dtype), offset), mask_of(n, 0.4)
         for bias in ((), (x, None)):
             prefix = "Bias" if bias else ""
-            found = get_op(f"{prefix}Dropout")()(x, *bias, 0.4, True, STATE)[1]
-            assert (run.host(found) == mask).all()
+            result = get_op(f"{prefix}Dropout")()(x, *bias, 0.4, True, STATE)[1]
+            assert (run.host(result) == mask).all()
             bits = get_op(f"Bitmask{prefix}Dropout")()(x, *bias, 0.4, True, STATE)[1]
             assert run.host(bits).tolist() == bits_of(mask).tolist()
 
@@ -99,8 +99,8 @@ def test_the_mask_of_a_softmax_is_the_same(run, dtype) -> None:
     op = get_op("BiasSoftmaxDropout")(is_inner_broadcast=True)
     for shape, bias in (((7, 64), (7, 64)), ((3, 1025), (3, 1025)), ((5, 67), (1, 67))):
         x, b = run.place(np.ones(shape, dtype)), run.place(np.ones(bias, dtype))
-        found = run.host(op(x, b, 0.4, STATE)[1])
-        assert (found.ravel() == mask_of(found.size, 0.4)).all()
+        result = run.host(op(x, b, 0.4, STATE)[1])
+        assert (result.ravel() == mask_of(result.size, 0.4)).all()
 
 
 def test_a_ratio_next_to_one(run) -> None:
@@ -121,10 +121,10 @@ def test_nothing_comes_through_a_false_mask(run, dtype, value) -> None:
         mask = mask_of(n, 0.5)
         dy = run.place(np.where(mask, 3, value).astype(dtype))
         expected = np.where(mask, 4, 0).astype(dtype)
-        for name, given in (("DropoutGrad", mask), ("BitmaskDropoutGrad", bits_of(mask))):
-            found = run.host(get_op(name)()(dy, run.place(given), 0.25))
-            assert_matches(found, expected, 0)
-            assert not np.signbit(found[~mask].astype(FLOAT32)).any()
+        for name, arguments in (("DropoutGrad", mask), ("BitmaskDropoutGrad", bits_of(mask))):
+            actual = run.host(get_op(name)()(dy, run.place(arguments), 0.25))
+            assert_matches(actual, expected, 0)
+            assert not np.signbit(actual[~mask].astype(FLOAT32)).any()
         row, y = np.where(mask, 3, value).reshape(1, n), np.full((1, n), 1 / n)
         arrays = [run.place(a.astype(t)) for a, t in ((row, dtype), (mask[None], bool), (y, dtype))]
         through = get_op("SoftmaxDropoutGrad")(axis=1)(*arrays, 0.25)
@@ -136,8 +136,8 @@ def test_bits_past_the_end_are_ignored(run, dtype) -> None:
     dy = run.place(np.ones(35, dtype))
     for last in (0b101, 0xFFFFFFFD):
         mask = run.place(np.array([1, last], np.uint32))
-        found = run.host(get_op("BitmaskDropoutGrad")()(dy, mask, 0.5))
-        assert np.flatnonzero(found.astype(FLOAT32)).tolist() == [0, 32, 34]
+        result = run.host(get_op("BitmaskDropoutGrad")()(dy, mask, 0.5))
+        assert np.flatnonzero(result.astype(FLOAT32)).tolist() == [0, 32, 34]
 
 
 def calls() -> list:
@@ -166,9 +166,9 @@ def as_float16(value):
 
 @pytest.mark.parametrize(("name", "attributes", "inputs", "place"), calls())
 def test_an_input_may_be_the_output(anywhere, name, attributes, inputs, place) -> None:
-    op, given = get_op(name)(**attributes), [as_float16(value) for value in inputs]
-    expected = computed(op, *given)
-    placed = anywhere.place_inputs(op, given)
+    op, arguments = get_op(name)(**attributes), [as_float16(value) for value in inputs]
+    expected = computed(op, *arguments)
+    placed = anywhere.place_inputs(op, arguments)
     target = placed[place]
     if len(op.outputs) > 1:
         assert op(*placed, out=(target, *(None,) * (len(op.outputs) - 1)))[0] is target
@@ -183,14 +183,14 @@ def test_outputs_that_are_not_asked_for(anywhere) -> None:
     op = get_op("BiasSoftmaxDropout")(is_inner_broadcast=True)
     all_of = [anywhere.host(array) for array in op(x, x, 0.5, STATE)]
     for i, name in enumerate(("dropout_output", "mask", "softmax_output")):
-        found = op(x, x, 0.5, STATE, outputs=(name,))
-        assert [array is None for array in found] == [j != i for j in range(3)]
-        assert_matches(anywhere.host(found[i]), all_of[i], 0)
+        result = op(x, x, 0.5, STATE, outputs=(name,))
+        assert [array is None for array in result] == [j != i for j in range(3)]
+        assert_matches(anywhere.host(result[i]), all_of[i], 0)
     for kind in ("Dropout", "BitmaskDropout", "BiasDropout", "BitmaskBiasDropout"):
-        given = (x, *((x, None) if "Bias" in kind else ()), 0.5, True, STATE)
-        output, mask = get_op(kind)()(*given)
+        arguments = (x, *((x, None) if "Bias" in kind else ()), 0.5, True, STATE)
+        output, mask = get_op(kind)()(*arguments)
         alone, other = (
-            get_op(kind)()(*given, outputs=(n,))[i] for i, n in enumerate(("output", "mask"))
+            get_op(kind)()(*arguments, outputs=(n,))[i] for i, n in enumerate(("output", "mask"))
         )
         assert_matches(anywhere.host(alone), anywhere.host(output), 0)
         assert_matches(anywhere.host(other), anywhere.host(mask), 0)
@@ -261,13 +261,13 @@ def test_a_state_in_memory_goes_on_behind_all_threads() -> None:
 def test_one_compilation_a_type(capability) -> None:
     """Of all operators together, whatever shape, ratio and state."""
     backend = IdleBackend(Device(132, capability))
-    found = {
+    results = {
         tuple(sorted(step.slots.items()))
         for samples in SAMPLES.values()
         for sample in samples
         for step in launches(sample, backend)
     }
-    assert len(found) == len(FLOATS)
+    assert len(results) == len(FLOATS)
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -52,8 +52,8 @@ def test_published_vectors(anywhere) -> None:
     counters, keys, words = (
         np.array([hexadecimal(row[i]) for row in PUBLISHED], np.uint32) for i in range(3)
     )
-    found = ProbePhilox()(anywhere.place(counters), anywhere.place(keys))
-    assert anywhere.host(found).tolist() == words.tolist()
+    result = ProbePhilox()(anywhere.place(counters), anywhere.place(keys))
+    assert anywhere.host(result).tolist() == words.tolist()
 
 
 def test_words_lie_in_the_counter_as_they_should() -> None:
@@ -65,16 +65,16 @@ def test_words_lie_in_the_counter_as_they_should() -> None:
 
 def test_elements_beyond_2_to_the_34(run) -> None:
     elements = np.array([0, 1, 2**32 + 2, 2**34 - 1, 2**34, 2**34 + 3, 2**40 + 5, 2**61 + 2])
-    found = run.host(ProbeWords()(run.place(elements), STATE))
+    actual = run.host(ProbeWords()(run.place(elements), STATE))
     expected = [philox.words(STATE, e, e + 1)[0] for e in elements.tolist()]
-    assert found.tolist() == expected
+    assert actual.tolist() == expected
     assert len(set(expected)) == len(elements)
 
 
 @pytest.mark.parametrize("first", [0, 2**34 - 2048, 2**34, 2**36 + 3 * 2048])
 def test_tiles_beyond_2_to_the_34(run, first) -> None:
-    found = run.host(ProbeTile()(run.place(np.zeros(2048, np.uint32)), first, STATE))
-    assert found.tolist() == philox.words(STATE, first, first + 2048).tolist()
+    result = run.host(ProbeTile()(run.place(np.zeros(2048, np.uint32)), first, STATE))
+    assert result.tolist() == philox.words(STATE, first, first + 2048).tolist()
 
 
 def test_a_piece_is_what_it_is_in_the_whole() -> None:
@@ -88,7 +88,7 @@ def test_a_piece_is_what_it_is_in_the_whole() -> None:
 )
 def test_which_words_keep(ratio) -> None:
     """Those below (1 - ratio) 2^32, exactly."""
-    largest, bound = philox.largest_kept(ratio), (1 - Fraction(ratio)) * 2**32
+    largest, bound = philox.keep_threshold(ratio), (1 - Fraction(ratio)) * 2**32
     assert largest < bound <= largest + 1
     assert (largest == MOST) == (bound > MOST)
 
@@ -98,8 +98,8 @@ def test_one_word_decides_at_the_edge(anywhere) -> None:
     x = anywhere.place(np.ones(40, FLOAT32))
     for i, word in enumerate(philox.words(STATE, 0, 40).tolist()):
         ratio = 1 - word / 2**32
-        for given, is_kept in ((ratio, False), (ratio - 2.0**-32, True)):
-            mask = cto.dropout(x, given, True, STATE)[1]
+        for arguments, is_kept in ((ratio, False), (ratio - 2.0**-32, True)):
+            mask = cto.dropout(x, arguments, True, STATE)[1]
             assert bool(mask[i]) is is_kept
 
 
@@ -132,10 +132,10 @@ def test_a_hundred_million_draws() -> None:
             philox.words(state, start, start + PIECE)
             for state in ((seed, offset), (seed, offset + 1), (seed + 1, offset))
         )
-        assert words.max() <= philox.largest_kept(0.0)
+        assert words.max() <= philox.keep_threshold(0.0)
         for ratio in (0.1, 0.5, 0.9):
             p = 1 - ratio
-            kept, after, beside = (w <= philox.largest_kept(ratio) for w in (words, later, other))
+            kept, after, beside = (w <= philox.keep_threshold(ratio) for w in (words, later, other))
             note(ratio, "rate", np.count_nonzero(kept) - kept.size * p, kept.size * p * ratio)
             for apart in (1, 4, 32):
                 note(ratio, f"{apart} apart", *z_of_pairs(kept[:-apart], kept[apart:], p))
@@ -160,13 +160,13 @@ def bits_of(mask: np.ndarray) -> list[int]:
 @floats
 def test_dropout(dtype) -> None:
     x, mask = X.astype(dtype), mask_of(67)
-    output, found = cto.dropout(x, RATIO, True, STATE)
-    assert found.tolist() == mask.tolist()
+    output, result = cto.dropout(x, RATIO, True, STATE)
+    assert result.tolist() == mask.tolist()
     assert_matches(output, np.where(mask, X / (1 - RATIO), 0).astype(dtype))
     same, bits = cto.bitmask_dropout(x, RATIO, True, STATE)
     assert_matches(same, output, 0)
     assert bits.tolist() == bits_of(mask)
-    dx = cto.dropout_grad(x, found, RATIO, True)
+    dx = cto.dropout_grad(x, result, RATIO, True)
     assert_matches(dx, output, 0)
     assert_matches(cto.bitmask_dropout_grad(x, bits, RATIO, True), output, 0)
 
@@ -180,9 +180,9 @@ def test_dropout_with_a_bias(dtype) -> None:
         arrays = [None if a is None else a.astype(dtype) for a in (data, bias, added)]
         wide = [np.float64(0) if a is None else a.astype(FLOAT64) for a in arrays]
         expected = np.where(mask, (wide[0] + wide[1]) / (1 - RATIO), 0) + wide[2]
-        output, found = cto.bias_dropout(*arrays, RATIO, True, STATE)
+        output, actual = cto.bias_dropout(*arrays, RATIO, True, STATE)
         assert_matches(output, expected.astype(dtype))
-        assert found.tolist() == mask.tolist()
+        assert actual.tolist() == mask.tolist()
         same, bits = cto.bitmask_bias_dropout(*arrays, RATIO, True, STATE)
         assert_matches(same, output, 0)
         assert bits.tolist() == bits_of(mask)
@@ -209,12 +209,12 @@ def test_softmax_with_bias_and_dropout(rng, shape, bias, axis, inner, index) -> 
     p = np.asarray(jax.nn.softmax(shifted, -1)).reshape(shape)
     mask = mask_of(x.size).reshape(shape)
     op = get_op("BiasSoftmaxDropout")(axis=axis, is_inner_broadcast=inner)
-    dropped, found, softmax = op(x, b, RATIO, STATE)
+    dropped, result, softmax = op(x, b, RATIO, STATE)
     assert_matches(softmax, p)
-    assert found.tolist() == mask.tolist()
+    assert result.tolist() == mask.tolist()
     assert_matches(dropped, np.where(mask, p / (1 - RATIO), 0))
-    dropped, found, softmax = op(x, b, 0, STATE)
-    assert found.all()
+    dropped, result, softmax = op(x, b, 0, STATE)
+    assert result.all()
     assert_matches(dropped, softmax, 0)
 
 
@@ -223,13 +223,13 @@ def test_dropped_is_zero_whatever_it_was() -> None:
     mask = mask_of(67)
     for value in (NAN, INF, -INF, -3.0):
         x = np.full(67, value, FLOAT32)
-        for found in (
+        for results in (
             cto.dropout(x, RATIO, True, STATE)[0],
             cto.bias_dropout(x, x[:67], None, RATIO, True, STATE)[0],
             cto.dropout_grad(x, mask, RATIO),
         ):
-            assert found.view(np.uint32)[~mask].tolist() == [0] * np.count_nonzero(~mask)
-            assert not (found[mask] == 0).any()
+            assert results.view(np.uint32)[~mask].tolist() == [0] * np.count_nonzero(~mask)
+            assert not (results[mask] == 0).any()
     y = np.full((1, 67), 1 / 67)
     dy = np.where(mask, 1.0, INF).reshape(1, 67)
     assert np.isfinite(cto.softmax_dropout_grad(dy, mask.reshape(1, 67), y, RATIO, axis=1)).all()
@@ -317,32 +317,32 @@ def test_gradients_are_jax_on_the_same_mask(rng) -> None:
 
 def answers(anywhere, case: str, *names: str) -> list:
     """The inputs of a case: arrays placed, numbers as they are."""
-    given = [ANSWERS[f"{case}|in|{name}"] for name in names]
-    return [value if value.size == 1 else anywhere.place(value) for value in given]
+    arguments = [ANSWERS[f"{case}|in|{name}"] for name in names]
+    return [value if value.size == 1 else anywhere.place(value) for value in arguments]
 
 
 @pytest.mark.parametrize("t", ["f4", "f2"])
 @pytest.mark.parametrize("name", ["DropoutGrad", "BitmaskDropoutGrad"])
 def test_upstreams_gradients(anywhere, name, t) -> None:
-    found = get_op(name)()(*answers(anywhere, f"{name}[{t}]", "dY", "mask", "ratio", "training"))
-    assert_matches(anywhere.host(found), ANSWERS[f"{name}[{t}]|out0"])
+    result = get_op(name)()(*answers(anywhere, f"{name}[{t}]", "dY", "mask", "ratio", "training"))
+    assert_matches(anywhere.host(result), ANSWERS[f"{name}[{t}]|out0"])
 
 
 @pytest.mark.parametrize("t", ["f4", "f2"])
 def test_upstreams_softmax(anywhere, t) -> None:
     case = f"BiasSoftmaxDropout[{t}]"
     op = get_op("BiasSoftmaxDropout")(is_inner_broadcast=True)
-    for i, found in enumerate(op(*answers(anywhere, case, "X", "B", "ratio"))):
-        assert_matches(anywhere.host(found), ANSWERS[f"{case}|out{i}"])
+    for i, result in enumerate(op(*answers(anywhere, case, "X", "B", "ratio"))):
+        assert_matches(anywhere.host(result), ANSWERS[f"{case}|out{i}"])
 
 
 @pytest.mark.parametrize(("t", "bound"), [("f4", 1e-5), ("f2", 2e-3)])
 def test_upstreams_softmax_gradient(anywhere, t, bound) -> None:
     """In float16 upstream rounds dy y, so that small results differ by any relative amount."""
     case = f"SoftmaxDropoutGrad[{t}]"
-    given = answers(anywhere, case, "dY", "mask", "Y", "ratio")
-    found = anywhere.host(get_op("SoftmaxDropoutGrad")(axis=1)(*given)).astype(FLOAT64)
+    arguments = answers(anywhere, case, "dY", "mask", "Y", "ratio")
+    actual = anywhere.host(get_op("SoftmaxDropoutGrad")(axis=1)(*arguments)).astype(FLOAT64)
     expected = ANSWERS[f"{case}|out0"].astype(FLOAT64)
     largest = np.abs(expected).max(-1, keepdims=True)
     of = largest if t == "f2" else np.maximum(np.abs(expected), 0.05 * largest)
-    assert (np.abs(found - expected) <= bound * of).all()
+    assert (np.abs(actual - expected) <= bound * of).all()

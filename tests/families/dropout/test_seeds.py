@@ -50,8 +50,8 @@ def test_without_a_seed_all_draws_differ() -> None:
     op, other = get_op("Dropout")(), get_op("Dropout")()
     x = np.ones(200, FLOAT32)
     functions = [cto.dropout(x, 0.5, True)[1].tolist() for _ in range(2)]
-    found = [drawn(op), drawn(op), drawn(other), *functions]
-    assert all(a != b for a, b in itertools.combinations(found, 2))
+    results = [drawn(op), drawn(op), drawn(other), *functions]
+    assert all(a != b for a, b in itertools.combinations(results, 2))
 
 
 def test_a_copy_starts_anew() -> None:
@@ -189,9 +189,9 @@ def test_bad_input_is_named(anywhere, name, attributes, inputs, message) -> None
     op = get_op(name)(**attributes)
     out = anywhere.place(poison(np.empty(inputs[0].shape, FLOAT32)))
     before = anywhere.host(out).tobytes()
-    given = out if len(op.outputs) == 1 else (out, *(None,) * (len(op.outputs) - 1))
+    argument = out if len(op.outputs) == 1 else (out, *(None,) * (len(op.outputs) - 1))
     with launch_log() as log, pytest.raises((ArgumentError, DtypeError), match=message):
-        op(*anywhere.place_inputs(op, inputs), out=given)
+        op(*anywhere.place_inputs(op, inputs), out=argument)
     assert not log
     assert anywhere.host(out).tobytes() == before
 
@@ -235,12 +235,12 @@ def word_of_child(draw) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")  # of Python and JAX, because of threads
-@pytest.mark.parametrize("kept", [False, True], ids=["function", "instance"])
-def test_a_forked_child_draws_its_own_unless_there_is_a_seed(kept) -> None:
+@pytest.mark.parametrize("is_instance", [False, True], ids=["function", "instance"])
+def test_a_forked_child_draws_its_own_unless_there_is_a_seed(is_instance) -> None:
     x = np.ones(4096, np.float32)
 
     def drawing(**seed):
-        op = get_op("Dropout")(**seed) if kept else functools.partial(cto.dropout, **seed)
+        op = get_op("Dropout")(**seed) if is_instance else functools.partial(cto.dropout, **seed)
         return lambda: op(x, np.float32(0.5), np.True_)[1].tobytes()
 
     unseeded, seeded = drawing(), drawing(seed=5)

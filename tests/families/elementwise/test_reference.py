@@ -149,9 +149,9 @@ def test_strides_find_the_element(shapes) -> None:
         ((2, 1), (1, 3), None),
     ],
 )
-def test_outer_kept_inner(a, b, expected) -> None:
-    assert plan_div_grad.outer_kept_inner(plan_div_grad.dimensions(a, b), "B") == expected
-    assert plan_div_grad.outer_kept_inner(plan_div_grad.dimensions(b, a), "A") == expected
+def test_outer_middle_inner(a, b, expected) -> None:
+    assert plan_div_grad.outer_middle_inner(plan_div_grad.dimensions(a, b), "B") == expected
+    assert plan_div_grad.outer_middle_inner(plan_div_grad.dimensions(b, a), "A") == expected
 
 
 # ---- Scale, BatchScale, ScaledSum ----------------------------------------------------------------

@@ -38,9 +38,9 @@ H200 = Device(132, (9, 0))
 )
 def test_digits(rows, slices, expected) -> None:
     """They hold the key `rows` of an index out of range; long sorts have shorter ones."""
-    found = segmented_sum.digits(rows, slices, 9)
-    assert found == tuple(Digit(*digit) for digit in expected)
-    assert sum(digit.bits for digit in found) == rows.bit_length()
+    actual = segmented_sum.digits(rows, slices, 9)
+    assert actual == tuple(Digit(*digit) for digit in expected)
+    assert sum(digit.bits for digit in actual) == rows.bit_length()
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_few_slices_are_sorted_by_one_block(slices, rows, shared, expected) -> N
 def test_stages_of_many_elements(slices, variant, starts) -> None:
     symbols = planned((2**20,), slices, FLOAT32, True, True)
     assert f"gather__scatter{variant}" in symbols
-    found = [symbol for symbol in symbols if symbol.startswith(("gather__starts", "gather__sum"))]
-    assert found[0] == f"gather__{starts}"
+    results = [symbol for symbol in symbols if symbol.startswith(("gather__starts", "gather__sum"))]
+    assert results[0] == f"gather__{starts}"
 
 
 @pytest.mark.parametrize(
@@ -254,14 +254,14 @@ def test_nodes_above_are_summed_by_the_last_block_below(run, rng, monkeypatch, k
     args = (extent, width), run.place(indices), run.place(dy)
 
     def results(launches: int) -> list[bytes]:
-        op, found = get_op("GatherGrad")(), []
+        op, actual = get_op("GatherGrad")(), []
         for _ in range(2):
             out = poison(run.blank(Spec((extent, width), dtype)))
             with launch_log() as log:
                 op(*args, out=out)
             assert str(log).count("sum_nodes") == launches
-            found.append(run.host(out).tobytes())
-        return found
+            actual.append(run.host(out).tobytes())
+        return actual
 
     assert segmented_sum.levels(n, facts.FANOUT) == (66, 2)
     once = results(1)
@@ -313,9 +313,9 @@ def test_what_long_sorts_take(run, rng, monkeypatch, wide, kind, extent, n) -> N
 def test_sizes_at_a_bound(run, rng, monkeypatch, wide, n) -> None:
     """A block's second tile of one entry; a search among 4^k entries; digits past bit 32."""
     if wide:
-        found = segmented_sum.digits
+        result = segmented_sum.digits
         monkeypatch.setattr(segmented_sum, "MAX_32_BIT", 20)
-        monkeypatch.setattr(segmented_sum, "digits", lambda _, *rest: found(2**40, *rest))
+        monkeypatch.setattr(segmented_sum, "digits", lambda _, *rest: result(2**40, *rest))
     indices, dy = rng.integers(0, 600, n), 1 + rng.random(n).astype(FLOAT32)
     indices[-1] = 599
     expected = computed(get_op("GatherGrad")(), (600,), indices, dy)

@@ -43,9 +43,9 @@ def mixed(rng, dtype, n: int = 3000) -> tuple[np.ndarray, np.ndarray]:
     """An array with many NaN, and which of its elements they are."""
     x = rng.standard_normal(n).astype(dtype)
     x[::41] = np.inf
-    found = nan_bits(rng, dtype, 300)
-    places = rng.permutation(n)[: found.size]
-    x.view(width(dtype))[places] = found
+    result = nan_bits(rng, dtype, 300)
+    places = rng.permutation(n)[: result.size]
+    x.view(width(dtype))[places] = result
     is_nan = np.zeros(n, bool)
     is_nan[places] = True
     return x, is_nan
@@ -65,8 +65,8 @@ def codes_of_elements(codec: str, y: np.ndarray, n: int) -> np.ndarray:
 @pytest.mark.parametrize("codec", VALUE_CODECS)
 def test_codes_and_what_they_decode_to(anywhere, rng, codec, dtype, offset) -> None:
     x, is_nan = mixed(rng, dtype)
-    found = CODECS[codec]
-    encoder, decoder = found.encoder(), found.decoder(to=dtype, shape=x.shape)
+    actual = CODECS[codec]
+    encoder, decoder = actual.encoder(), actual.decoder(to=dtype, shape=x.shape)
     placed = encoder(anywhere.place(x, offset))
     y = anywhere.host(placed)
     assert y.tobytes() == computed(encoder, x).tobytes()

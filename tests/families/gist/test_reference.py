@@ -62,9 +62,9 @@ def test_relu_grad_from_bits_is_relu_grad(dtype, rng):
         x, dy = rng.standard_normal((2, n)).astype(dtype)
         dy[::5] = NAN
         bits = gist.gist_pack1_encoder(x)
-        found = gist.relu_grad_from_bits(dy.reshape(n, 1), bits).ravel()
-        assert found.tobytes() == np.where(x > 0, dy, dtype.type(0)).tobytes()
-        same_bits(found, activation.relu_grad(dy, x))
+        result = gist.relu_grad_from_bits(dy.reshape(n, 1), bits).ravel()
+        assert result.tobytes() == np.where(x > 0, dy, dtype.type(0)).tobytes()
+        same_bits(result, activation.relu_grad(dy, x))
 
 
 @floats
@@ -213,12 +213,12 @@ def neighbours(x: float, dtype) -> list[float]:
     """A number of the type with the next smaller and the next larger one."""
     with np.errstate(all="ignore"):
         middle = np.asarray(x, FLOAT64).astype(dtype)
-        found = [
+        results = [
             np.nextafter(middle, dtype.type(-INF)),
             middle,
             np.nextafter(middle, dtype.type(INF)),
         ]
-    return [float(value) for value in found if np.isfinite(value)]
+    return [float(value) for value in results if np.isfinite(value)]
 
 
 @floats

@@ -134,13 +134,13 @@ def test_one_output_alone(run, rng, grouping, outputs) -> None:
     x = rng.standard_normal(math.prod(grouping)).astype(FLOAT32)
     op = get_op(NAME)(grouping=grouping)
     codes, guard = op.cpu_function()(x, **op.attribute_values)
-    found = op(run.place(x), outputs=outputs)
+    result = op(run.place(x), outputs=outputs)
     if outputs == ("Y",):
-        np.testing.assert_array_equal(run.host(found[0]), codes)
-        assert found[1] is None
+        np.testing.assert_array_equal(run.host(result[0]), codes)
+        assert result[1] is None
     else:
-        np.testing.assert_allclose(run.host(found[1]), guard, rtol=1e-5)
-        assert found[0] is None
+        np.testing.assert_allclose(run.host(result[1]), guard, rtol=1e-5)
+        assert result[0] is None
 
 
 # ---- hostile numbers -----------------------------------------------------------------------------

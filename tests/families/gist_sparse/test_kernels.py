@@ -160,13 +160,13 @@ HOSTILE = {
 }
 
 
-def damaged(rng, code: np.ndarray, found, kind: int) -> np.ndarray:
+def damaged(rng, code: np.ndarray, layout, kind: int) -> np.ndarray:
     """Of another length, random, with wrong starts, a wrong mask, bits behind it, or a lie."""
-    starts = code[HEAD : HEAD + 8 * found.tiles].view(np.int64)
-    mask = code[found.mask : found.values]
-    wild = (0, -16, -(2**63), 2**62, found.values, found.values + 16, code.size - code.size % 16)
+    starts = code[HEAD : HEAD + 8 * layout.tiles].view(np.int64)
+    mask = code[layout.mask : layout.values]
+    wild = (0, -16, -(2**63), 2**62, layout.values, layout.values + 16, code.size - code.size % 16)
     if kind == 0:
-        return code[: rng.integers(found.least, code.size + 1)]
+        return code[: rng.integers(layout.least, code.size + 1)]
     if kind == 1:
         code[HEAD:] = rng.integers(0, 256, code.size - HEAD)
     if kind == 2 and starts.size:
@@ -188,13 +188,13 @@ def test_hostile_codes_give_what_the_cpu_provider_gives(name, offset, run, rng) 
         tile = 16_384 // dtype.itemsize
         for kind, n in enumerate((101, tile - 1, 2 * tile + 5, tile + 9, 201, tile + 7)):
             decode = get_op(f"{name}Decoder")(to=dtype, shape=(n,))
-            found = decode.layout(Spec((n,), dtype))
+            actual = decode.layout(Spec((n,), dtype))
             code = encoded(f"{name}Encoder", sparse(rng, n, dtype, share=0.2))
-            code = damaged(rng, code.copy(), found, kind)
+            code = damaged(rng, code.copy(), actual, kind)
             with np.errstate(all="ignore"):
                 expected = computed(decode, code)
-            given = run.host(decode(run.place(code, offset)))
-            assert given.tobytes() == expected.tobytes(), (dtype, kind)
+            argument = run.host(decode(run.place(code, offset)))
+            assert argument.tobytes() == expected.tobytes(), (dtype, kind)
 
 
 @pytest.mark.parametrize("share", [0.002, 0.2, 1.0])
@@ -217,8 +217,8 @@ def test_a_code_of_another_type_decodes_right_or_to_nan(anywhere, rng, values, p
         placed = decoder(to=to, shape=(n,))(anywhere.place(code))
     except ArgumentError:  # no code of that type has as many bytes
         return
-    found = anywhere.host(placed)
-    assert found.tobytes() == computed(decoder(to=to, shape=(n,)), code).tobytes()
-    wide = found.astype(np.float64)
+    result = anywhere.host(placed)
+    assert result.tobytes() == computed(decoder(to=to, shape=(n,)), code).tobytes()
+    wide = result.astype(np.float64)
     bound = np.abs(right) * 2.0**-8 + 2.0**-24
     assert (np.isnan(wide) | (np.abs(wide - right) <= bound)).all()

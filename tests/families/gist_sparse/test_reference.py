@@ -112,8 +112,8 @@ def test_values_are_what_their_codec_makes_of_them(values, dtype, rng):
 @pytest.mark.parametrize("name", [name for name in OPS if "Decoder" in name])
 def test_garbage_is_harmless(name, rng):
     decoder = OPS[name](to=np.float32, shape=(9000,))
-    found = decoder.layout(Spec((9000,), FLOAT32))
-    for n in rng.integers(found.least, found.most + 1, 20):
+    result = decoder.layout(Spec((9000,), FLOAT32))
+    for n in rng.integers(result.least, result.most + 1, 20):
         code = rng.integers(0, 256, n, dtype=np.uint8)
         code[8:16] = int(rng.integers(2))
         code[16:40:8] = code[17:40:8] = 0

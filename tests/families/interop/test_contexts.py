@@ -146,10 +146,10 @@ def test_a_thousand_forwards_without_backward_leave_nothing(place) -> None:
 def test_a_bound_call_keeps_its_contexts() -> None:
     before = contexts.count()
     bound = forward(training_mode=1).bound([X])
-    found = [int(bound()[0][0]) for _ in range(3)]
-    assert len(set(found)) == 3
+    results = [int(bound()[0][0]) for _ in range(3)]
+    assert len(set(results)) == 3
     assert contexts.count() == before + 3
-    backward()(found[1], [X])
+    backward()(results[1], [X])
     seen.clear()
     del bound
     gc.collect()

@@ -23,11 +23,11 @@ with_torch = pytest.mark.usefixtures("torch")
 @pytest.fixture(scope="module")
 def torch():
     """PyTorch, with autograd functions under names."""
-    found = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
-    found.Mixed = mixed_function(found)
-    cto.register_python_op("mixed", found.Mixed)
-    cto.register_python_op("doubled", doubled_function(found))
-    return found
+    result = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    result.Mixed = mixed_function(result)
+    cto.register_python_op("mixed", result.Mixed)
+    cto.register_python_op("doubled", doubled_function(result))
+    return result
 
 
 def mixed_function(torch):
@@ -104,11 +104,11 @@ def test_pytorch_function_and_gradient_are_pytorchs_own(torch, rng, missing) -> 
     gradients = [None if i == missing else g for i, g in enumerate((dp, ds))]
     outputs, expected = pytorchs_own(torch, x, y, gradients)
     op, grad = mixed(), mixed_grad()
-    context, found = op([x, y])
+    context, actual = op([x, y])
     assert torch.Mixed_saw == (x.ctypes.data, y.ctypes.data)
-    assert all(isinstance(array, np.ndarray) for array in found)
+    assert all(isinstance(array, np.ndarray) for array in actual)
     for array, wanted in zip(
-        (*found, *grad(context, gradients)), (*outputs, *expected), strict=True
+        (*actual, *grad(context, gradients)), (*outputs, *expected), strict=True
     ):
         assert_matches(array, wanted, 0)
     assert not len(op.contexts)
@@ -117,10 +117,10 @@ def test_pytorch_function_and_gradient_are_pytorchs_own(torch, rng, missing) -> 
 def test_pytorch_tensors_come_back_as_tensors(torch, rng) -> None:
     tensors = [torch.tensor(a, requires_grad=True) for a in rng.standard_normal((2, 3, 5))]
     op = mixed()
-    context, found = op(tensors)
+    context, result = op(tensors)
     assert torch.Mixed_saw == tuple(t.data_ptr() for t in tensors)
-    assert all(isinstance(t, torch.Tensor) and not t.requires_grad for t in (context, *found))
-    gradients = mixed_grad()(context, [torch.ones_like(t) for t in found])
+    assert all(isinstance(t, torch.Tensor) and not t.requires_grad for t in (context, *result))
+    gradients = mixed_grad()(context, [torch.ones_like(t) for t in result])
     total = sum(o.sum() for o in torch.Mixed.apply(tensors[0], 3.0, tensors[1]))
     wanted = torch.autograd.grad(total, tensors)
     assert all(torch.equal(a, b) for a, b in zip(gradients, wanted, strict=True))
@@ -183,8 +183,8 @@ def test_pytorch_contexts_end(torch, rng) -> None:
 def test_pytorch_mode_of_the_caller_does_not_count(torch, rng) -> None:
     x, op = rng.standard_normal((3, 5)), mixed()
     with torch.no_grad():
-        context, found = op([x, x])
-        assert all(g is not None for g in mixed_grad()(context, list(found)))
+        context, result = op([x, x])
+        assert all(g is not None for g in mixed_grad()(context, list(result)))
         assert not torch.is_grad_enabled()
 
 

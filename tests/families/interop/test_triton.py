@@ -25,13 +25,13 @@ def test_a_numpy_function_is_a_plain_call(anywhere) -> None:
 def test_keywords_are_any_objects(place, registered) -> None:  # noqa: ARG001
     got = {}
     cto.register_triton_op("takes", lambda x, **keywords: (got.update(keywords), x)[1])
-    x, given = place(X), {"a": [1], "b": None, "c": object(), "out_of": X}
-    assert cto.triton_op([x], func_name="takes", **given)[0] is x
-    assert got == given
-    op = TritonOp(func_name="takes", **given)
+    x, options = place(X), {"a": [1], "b": None, "c": object(), "out_of": X}
+    assert cto.triton_op([x], func_name="takes", **options)[0] is x
+    assert got == options
+    op = TritonOp(func_name="takes", **options)
     assert "a=[1]" in repr(op)
     assert op.bound([x])()[0] is x
-    assert op.keywords["c"] is given["c"]
+    assert op.keywords["c"] is options["c"]
 
 
 def test_no_other_operator_takes_keywords() -> None:

@@ -78,9 +78,9 @@ def test_scalars(case) -> None:
     attributes, numbers, weight, mean, square = SCALARS[case]
     w, g, m, v = array(1), array(3), array(-10), array(1)
     lamb(w, g, m, v, **RULE, **attributes, **numbers)
-    for found, expected in ((w, weight), (m, mean), (v, square)):
+    for results, expected in ((w, weight), (m, mean), (v, square)):
         if expected is not None:
-            assert_matches(found, array(expected), 1e-6)
+            assert_matches(results, array(expected), 1e-6)
 
 
 def test_upstreams_answers(anywhere) -> None:
@@ -164,8 +164,8 @@ def test_each_parameter_has_its_own_numbers(rng) -> None:
     together = [list(column) for column in zip(*parameters, strict=True)]
     get_op("LambOptimizer")(**attributes)(None, None, 3.0, 0.5, 2, *together)
     for one, other in zip(alone, parameters, strict=True):
-        for expected, found in zip(one, other, strict=True):
-            assert_matches(found, expected, 0)
+        for expected, actual in zip(one, other, strict=True):
+            assert_matches(actual, expected, 0)
 
 
 # ---- what is skipped, and what is left alone -----------------------------------------------------
@@ -187,8 +187,8 @@ def test_the_gradient_is_left_alone_unless_it_is_asked_for() -> None:
     assert_matches(g, parameter()[1], 0)
     expected = parameter()
     lamb(*expected)
-    for found, after in zip((w, m, v), (expected[0], *expected[2:]), strict=True):
-        assert_matches(found, after, 0)
+    for actual, after in zip((w, m, v), (expected[0], *expected[2:]), strict=True):
+        assert_matches(actual, after, 0)
     assert (w != parameter()[0]).all()
 
 
@@ -207,11 +207,11 @@ def test_the_copy_is_made_without_the_weights(half) -> None:
 def test_a_skipped_step_changes_nothing(on_device) -> None:
     step = array(3, t=INT64) if on_device else 3
     update = array(False, t=bool) if on_device else False
-    given = [*parameter(), np.full(2, 7, FLOAT16)]
-    after, *_ = lamb(*given, step=step, update=update)
+    arguments = [*parameter(), np.full(2, 7, FLOAT16)]
+    after, *_ = lamb(*arguments, step=step, update=update)
     assert after == 3
-    for found, before in zip(given, [*parameter(), np.full(2, 7, FLOAT16)], strict=True):
-        assert_matches(found, before, 0)
+    for result, before in zip(arguments, [*parameter(), np.full(2, 7, FLOAT16)], strict=True):
+        assert_matches(result, before, 0)
 
 
 BAD = {
@@ -260,20 +260,20 @@ def test_weights_have_slack_where_a_direction_may_be_rounded_to_either_side() ->
     plain = {"alpha": 1.0, "beta": 1.0, "epsilon": 1.0, "do_bias_correction": False}
     m, zeros = array(tie, tie + 1e-6, tie + 1e-5, 1.0, -tie, 0.0), np.zeros(6, FLOAT32)
     w = np.full(6, 3, FLOAT32)
-    given = [None, None, None, rate, None, [w], [zeros.astype(BFLOAT16)], [m], [zeros]]
-    of_step, of_weights = slack(given, plain)
+    arguments = [None, None, None, rate, None, [w], [zeros.astype(BFLOAT16)], [m], [zeros]]
+    of_step, of_weights = slack(arguments, plain)
     assert of_step == 0
-    found = of_weights / (rate * np.linalg.norm(w) / np.linalg.norm(m))
+    actual = of_weights / (rate * np.linalg.norm(w) / np.linalg.norm(m))
     share = 3**0.5 * step / np.linalg.norm(m)  # of three that are open, in the trust ratio
     expected = np.array([1, 1, 0, 0, 1, 0]) * step + np.abs(m) * share
-    np.testing.assert_allclose(found, expected, rtol=0.02)
-    assert slack([False, *given[1:]], plain) == []
+    np.testing.assert_allclose(actual, expected, rtol=0.02)
+    assert slack([False, *arguments[1:]], plain) == []
 
 
 def test_slack_of_float32_is_that_of_its_roundings(rng) -> None:
     w, g, m = (normal(rng, 100, FLOAT32) for _ in range(3))
-    given = [None, None, None, 1.0, 3, [w], [g], [m], [np.abs(normal(rng, 100, FLOAT32)) + 1]]
-    change = np.abs(w - lamb(w.copy(), g, m, given[-1][0], lr=1.0, step=3)[1][0])
-    of_weights = slack(given, {})[1]
+    arguments = [None, None, None, 1.0, 3, [w], [g], [m], [np.abs(normal(rng, 100, FLOAT32)) + 1]]
+    change = np.abs(w - lamb(w.copy(), g, m, arguments[-1][0], lr=1.0, step=3)[1][0])
+    of_weights = slack(arguments, {})[1]
     assert (of_weights < 1e-5 * (np.linalg.norm(w) + change)).all()
     assert (of_weights > 0).all()

@@ -16,7 +16,7 @@ from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.facts import WARP
-from cupy_training_ops.families.layer_norm.facts import HELD_THREADS
+from cupy_training_ops.families.layer_norm.facts import STAGED_THREADS
 from cupy_training_ops.families.layer_norm.operators import OPS
 from cupy_training_ops.families.layer_norm.plan_staged_rows import rows_on_chip
 from cupy_training_ops.families.layer_norm.samples import TYPES, inputs
@@ -40,12 +40,12 @@ def planned(name: str, shape, types=FLOATS, device=H200, wanted=(), aligned=True
     u = FLOAT64 if t == FLOAT64 else FLOAT32
     of = {"T": Spec(shape, t, aligned), "V": Spec((length,), v, aligned), "U": Spec((count,), u)}
     of_y = Spec(shape, v, aligned)
-    given_ = [of_y if i.name in ("Y_grad", "Y") else of[i.type] for i in op.inputs]
+    arguments = [of_y if i.name in ("Y_grad", "Y") else of[i.type] for i in op.inputs]
     results = [
         spec if not wanted or output.name in wanted else None
-        for output, spec in zip(op.outputs, op.infer(*given_), strict=True)
+        for output, spec in zip(op.outputs, op.infer(*arguments), strict=True)
     ]
-    return op.plan(device, *given_, *results)
+    return op.plan(device, *arguments, *results)
 
 
 def steps(*args, **keywords):
@@ -144,7 +144,7 @@ def test_every_row_has_its_threads(count, length, sizes, aligned, device) -> Non
     assert rows.depth * rows.width <= (most // 2 if halved else most)
     assert not rows.by_warps or (rows.width == 8 and rows.threads % WARP == 0)
     assert rows.threads * rows.depth >= length // rows.width
-    assert rows.block == rows.threads * rows.groups <= HELD_THREADS
+    assert rows.block == rows.threads * rows.groups <= STAGED_THREADS
     assert rows.threads % WARP == 0 or WARP % rows.threads == 0
     assert rows.shared_nbytes <= device.max_shared_nbytes
     assert rows.block % WARP == 0
@@ -163,11 +163,11 @@ def test_every_row_has_its_threads(count, length, sizes, aligned, device) -> Non
 LENGTHS = (1, 2, 31, 32, 33, 63, 64, 127, 129, 1000, 1023, 1024, 1028, 1056)
 
 
-def check(run, name: str, given_, **attributes) -> None:
+def check(run, name: str, arguments, **attributes) -> None:
     """Kernels equal the CPU provider."""
     op = get_op(name)(**attributes)
-    expected = computed(op, *given_)
-    for actual, wanted in zip(op(*map(run.place, given_)), expected, strict=True):
+    expected = computed(op, *arguments)
+    for actual, wanted in zip(op(*map(run.place, arguments)), expected, strict=True):
         assert_matches(run.host(actual), wanted)
 
 
@@ -197,13 +197,13 @@ def test_small_scales_are_divided_by_last(run, rng, length) -> None:
 def test_full_rows_have_the_statistics_of_any(run, rng, name, types) -> None:
     op = get_op(name)()
     for length in (32, 512, 1024, 3072):
-        given_ = inputs(rng, op.name, (5, length), types)
-        arrays = [run.place(array) for array in given_]
+        arguments = inputs(rng, op.name, (5, length), types)
+        arrays = [run.place(array) for array in arguments]
         y, *statistics = op(*arrays)
         of_any = op(*arrays, outputs=tuple(output.name for output in op.outputs[1:]))[1:]
-        assert_matches(run.host(y), computed(op, *given_)[0])
-        for found, wanted in zip(statistics, of_any, strict=True):
-            assert_matches(run.host(found), run.host(wanted))
+        assert_matches(run.host(y), computed(op, *arguments)[0])
+        for result, wanted in zip(statistics, of_any, strict=True):
+            assert_matches(run.host(result), run.host(wanted))
 
 
 @pytest.mark.thorough
@@ -218,41 +218,41 @@ def test_many_rows_and_long_ones(run, rng, name, shape) -> None:
 @pytest.mark.thorough
 @gradients
 def test_sums_over_shifted_rows_keep_their_digits(run, rng, name) -> None:
-    given_ = inputs(rng, name, (20_000, 33), FLOATS)
-    dy, second, scale, *others = (array.astype(FLOAT64) for array in given_)
+    arguments = inputs(rng, name, (20_000, 33), FLOATS)
+    dy, second, scale, *others = (array.astype(FLOAT64) for array in arguments)
     if name.startswith("Invertible"):
         x_hat = (second - others[0]) / scale
     else:
         x_hat = (second - sum(others[:-1])) * others[-1]  # without a mean they are not centred
-    dx, *sums = get_op(name)()(*map(run.place, given_))
-    assert_matches(run.host(dx), computed(get_op(name)(), *given_)[0])
-    for found, terms in zip(sums, (dy * x_hat, dy), strict=False):
-        assert_sums_match(run.host(found), terms.sum(0), np.abs(terms).sum(0))
+    dx, *sums = get_op(name)()(*map(run.place, arguments))
+    assert_matches(run.host(dx), computed(get_op(name)(), *arguments)[0])
+    for result, terms in zip(sums, (dy * x_hat, dy), strict=False):
+        assert_sums_match(run.host(result), terms.sum(0), np.abs(terms).sum(0))
 
 
 @gradients
 @pytest.mark.parametrize("shape", [(70, 64), (40, 35), (2, 17_001)])
 def test_an_output_alone_is_the_same(run, rng, name, shape) -> None:
-    op, given_ = get_op(name)(), inputs(rng, name, shape, FLOATS)
-    expected = computed(op, *given_)
-    arrays = [run.place(array) for array in given_]
+    op, arguments = get_op(name)(), inputs(rng, name, shape, FLOATS)
+    expected = computed(op, *arguments)
+    arrays = [run.place(array) for array in arguments]
     for place, output in enumerate(op.outputs):
-        found = op(*arrays, outputs=(output.name,))
-        assert [array is None for array in found].count(False) == 1
-        assert_matches(run.host(found[place]), expected[place])
+        actual = op(*arrays, outputs=(output.name,))
+        assert [array is None for array in actual].count(False) == 1
+        assert_matches(run.host(actual[place]), expected[place])
 
 
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("shape", [(70, 64), (40, 35), (2, 17_001)])
 def test_an_input_may_be_the_output(anywhere, rng, name, shape) -> None:
-    op, given_ = get_op(name)(), inputs(rng, name, shape, FLOATS)
-    expected = computed(op, *given_)
+    op, arguments = get_op(name)(), inputs(rng, name, shape, FLOATS)
+    expected = computed(op, *arguments)
     for place in range(2 if name.endswith("Grad") else 1):
-        arrays = [anywhere.place(array) for array in given_]
+        arrays = [anywhere.place(array) for array in arguments]
         out = (arrays[place], *[None] * (len(op.outputs) - 1))
-        found = op(*arrays, out=out)
-        assert found[0] is arrays[place]
-        for actual, wanted in zip(found, expected, strict=True):
+        result = op(*arrays, out=out)
+        assert result[0] is arrays[place]
+        for actual, wanted in zip(result, expected, strict=True):
             assert_matches(anywhere.host(actual), wanted)
 
 
@@ -263,11 +263,11 @@ def test_sums_of_ones_are_exact(run) -> None:
         ones, statistic = np.ones((count, 4), v), np.ones(count, FLOAT32)
         scale = run.place(np.ones(4, v))
         op = get_op("LayerNormalizationGrad")()
-        given_ = (run.place(ones), run.place(ones), scale, run.place(0 * statistic))
-        _, scale_grad, bias_grad = op(*given_, run.place(statistic))
+        arguments = (run.place(ones), run.place(ones), scale, run.place(0 * statistic))
+        _, scale_grad, bias_grad = op(*arguments, run.place(statistic))
         assert run.host(bias_grad).tolist() == [count] * 4
         assert run.host(scale_grad).tolist() == [count] * 4
-        alone = op(*given_, run.place(statistic), outputs=("bias_grad",))[2]
+        alone = op(*arguments, run.place(statistic), outputs=("bias_grad",))[2]
         assert run.host(alone).tolist() == [count] * 4
 
 
@@ -289,8 +289,8 @@ def test_sums_over_many_rows_keep_their_digits(run, rng, count, length) -> None:
 def test_rows_far_from_zero_keep_their_digits(run, rng, shape) -> None:
     x = (1e4 + 1e-2 * rng.standard_normal(shape)).astype(FLOAT32)
     scale, wide = np.ones(shape[1], FLOAT32), x.astype(FLOAT64)
-    found = get_op("LayerNormalization")(epsilon=0.0)(run.place(x), run.place(scale))
-    y, mean, inv_std = map(run.host, found)
+    result = get_op("LayerNormalization")(epsilon=0.0)(run.place(x), run.place(scale))
+    y, mean, inv_std = map(run.host, result)
     assert np.abs(mean - wide.mean(1, keepdims=True)).max() < 1e-3
     assert np.abs(inv_std * wide.std(1, keepdims=True) - 1).max() < 1e-3
     assert np.isfinite(y).all()
@@ -302,12 +302,12 @@ def test_rows_far_from_zero_keep_their_digits(run, rng, shape) -> None:
 
 
 def fixed(run) -> list[bytes]:
-    rng, found = np.random.default_rng(3), []
+    rng, results = np.random.default_rng(3), []
     for shape in ((300, 64), (70, 35), (1, 17_001)):
         for name in ("LayerNormalization", "LayerNormalizationGrad"):
             arrays = map(run.place, inputs(rng, name, shape, FLOATS))
-            found += [run.host(array).tobytes() for array in get_op(name)()(*arrays)]
-    return found
+            results += [run.host(array).tobytes() for array in get_op(name)()(*arrays)]
+    return results
 
 
 def test_the_order_of_threads_changes_no_bit(in_every_order) -> None:
@@ -328,14 +328,14 @@ def test_nothing_is_launched_for_nothing(run, rng, name) -> None:
 
 def test_eight_compilations_in_all() -> None:
     """One for each row of types, whatever the operator and the length."""
-    found = {
+    results = {
         tuple(step.slots.items())
         for name in OPS
         for types in TYPES
         for length in (3, 64, 1024, 20_000)
         for step in planned(name, (9, length), types).steps
     }
-    assert len(found) == len(TYPES) == 8
+    assert len(results) == len(TYPES) == 8
 
 
 def test_bad_input_writes_nothing(anywhere) -> None:

@@ -62,7 +62,7 @@ def statistics(x, axis: int = -1):
 def gradient(name: str, dy, x, scale, bias, axis: int = -1, **attributes):
     """Our answer, from X and exact statistics."""
     mean, inv_std, inv_root = statistics(x, axis)
-    given = {
+    arguments = {
         "LayerNormalizationGrad": (x, scale, mean, inv_std),
         "SimplifiedLayerNormalizationGrad": (x, scale, inv_root),
         "InvertibleLayerNormalizationGrad": (
@@ -72,7 +72,7 @@ def gradient(name: str, dy, x, scale, bias, axis: int = -1, **attributes):
             inv_std,
         ),
     }
-    return get_op(name)(axis=axis, **attributes)(dy, *given[name])
+    return get_op(name)(axis=axis, **attributes)(dy, *arguments[name])
 
 
 # shape, axis
@@ -99,8 +99,8 @@ def check_against_jax(rng, name: str, shape, axis: int) -> None:
     """The tolerance counts the row's largest: gradients are differences of larger terms."""
     dy, x, scale, bias = drawn(rng, shape, axis)
     expected = vjp(lambda *primals: forward(name, *primals, axis), (x, scale, bias), dy)
-    found = gradient(name, dy, x, scale, bias, axis)
-    for ours, theirs in zip(found, expected, strict=False):
+    actual = gradient(name, dy, x, scale, bias, axis)
+    for ours, theirs in zip(actual, expected, strict=False):
         size = np.abs(theirs).max(initial=1)
         assert np.abs(ours - theirs).max() <= 1e-11 * size * math.sqrt(len(x))
 
@@ -159,7 +159,7 @@ def gradient_in(name: str, dy, x, scale, bias, row):
 
 def differences(function, arrays, h: float = 1e-5) -> list[np.ndarray]:
     """The derivative by every element of every array."""
-    found = []
+    results = []
     for array in arrays:
         slope = np.empty_like(array)
         for place in np.ndindex(array.shape):
@@ -170,21 +170,21 @@ def differences(function, arrays, h: float = 1e-5) -> list[np.ndarray]:
                 ends.append(function(*arrays))
             array[place] = middle
             slope[place] = (ends[0] - ends[1]) / (2 * h)
-        found.append(slope)
-    return found
+        results.append(slope)
+    return results
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 @pytest.mark.parametrize("name", ["LayerNormalization", "SimplifiedLayerNormalization"])
 def test_forward_is_jaxs(rng, name, shape, axis) -> None:
     _, x, scale, bias = drawn(rng, shape, axis)
-    given = (x, scale) if name.startswith("Simplified") else (x, scale, bias)
-    y, *found = get_op(name)(axis=axis)(*given)
+    arguments = (x, scale) if name.startswith("Simplified") else (x, scale, bias)
+    y, *results = get_op(name)(axis=axis)(*arguments)
     wanted = forward(name, *(jnp.asarray(a) for a in (x, scale, bias)), axis)
     assert_matches(y, np.asarray(wanted))
     mean, inv_std, inv_root = statistics(x, axis)
     for ours, theirs in zip(
-        found, (inv_root,) if name.startswith("Simplified") else (mean, inv_std), strict=True
+        results, (inv_root,) if name.startswith("Simplified") else (mean, inv_std), strict=True
     ):
         assert_matches(ours, theirs)
 
@@ -210,11 +210,11 @@ def test_statistics_are_taken_as_they_are(rng) -> None:
     """x^ of others than X has: it is not normalised again."""
     dy, x, scale, _ = drawn(rng, (3, 8))
     mean, inv_std = rng.standard_normal((3, 1)), rng.uniform(1, 2, (3, 1))
-    found = get_op("LayerNormalizationGrad")()(dy, x, scale, mean, inv_std)
+    actual = get_op("LayerNormalizationGrad")()(dy, x, scale, mean, inv_std)
     x_hat, h = (x - mean) * inv_std, dy * scale
     terms = h - h.mean(1, keepdims=True) - x_hat * (h * x_hat).mean(1, keepdims=True)
     for ours, expected in zip(
-        found, (inv_std * terms, (dy * x_hat).sum(0), dy.sum(0)), strict=True
+        actual, (inv_std * terms, (dy * x_hat).sum(0), dy.sum(0)), strict=True
     ):
         assert_matches(ours, expected)
 
@@ -224,8 +224,8 @@ def test_statistics_come_in_several_shapes(rng, shape) -> None:
     dy, x, scale, bias = drawn(rng, (2, 3, 4, 5), 2)
     mean, inv_std, _ = statistics(x, 2)
     op = get_op("LayerNormalizationGrad")(axis=2)
-    found = op(dy, x, scale, mean.reshape(shape), inv_std.reshape(shape))
-    for ours, expected in zip(found, gradient(op.name, dy, x, scale, bias, 2), strict=True):
+    actual = op(dy, x, scale, mean.reshape(shape), inv_std.reshape(shape))
+    for ours, expected in zip(actual, gradient(op.name, dy, x, scale, bias, 2), strict=True):
         assert_matches(ours, expected, 0)
     flat = op(dy, x, scale.reshape(-1), mean, inv_std)
     assert [a.shape for a in flat] == [x.shape, (20,), (20,)]
@@ -252,8 +252,8 @@ def test_a_scale_of_zero_spares_the_other_columns(rng) -> None:
 
 @gradients
 def test_gradients_of_no_rows_are_zero(rng, name) -> None:
-    given = inputs(rng, name, (0, 4), (FLOAT32, FLOAT32))
-    dx, *sums = get_op(name)()(*given)
+    arguments = inputs(rng, name, (0, 4), (FLOAT32, FLOAT32))
+    dx, *sums = get_op(name)()(*arguments)
     assert dx.shape == (0, 4)
     assert all(a.tolist() == [0, 0, 0, 0] for a in sums)
 
@@ -275,10 +275,10 @@ def test_large_offsets(rng) -> None:
 
 def test_four_million_elements_take_half_a_second(rng) -> None:
     """On two cores; here three times as long is let pass, as the machine may be busy."""
-    given = inputs(rng, "LayerNormalizationGrad", (4096, 1024), (FLOAT32, FLOAT32))
+    arguments = inputs(rng, "LayerNormalizationGrad", (4096, 1024), (FLOAT32, FLOAT32))
     op = get_op("LayerNormalizationGrad")()
     start = time.process_time()
-    op(*given)
+    op(*arguments)
     assert time.process_time() - start < 1.5
 
 
@@ -303,38 +303,38 @@ SHAPE_FAULTS = [
 
 @pytest.mark.parametrize(("name", "place", "bad"), SHAPE_FAULTS)
 def test_a_wrong_size_is_named(anywhere, name, place, bad) -> None:
-    given = list(GIVEN[name])
-    given[place] = np.ones(bad, FLOAT32)
+    arguments = list(GIVEN[name])
+    arguments[place] = np.ones(bad, FLOAT32)
     declared = get_op(name).inputs[place].name
     with pytest.raises(ArgumentError, match=rf"{name}: {declared}: expected shape"):
-        get_op(name)()(*map(anywhere.place, given))
+        get_op(name)()(*map(anywhere.place, arguments))
 
 
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("axis", [2, -3])
 def test_an_axis_beyond_the_rank_is_named(anywhere, name, axis) -> None:
-    given = map(anywhere.place, GIVEN[name])
+    arguments = map(anywhere.place, GIVEN[name])
     message = f"{name}: axis: expected an axis from -2 to 1, got {axis}"
     with pytest.raises(ArgumentError, match=message):
-        get_op(name)(axis=axis)(*given)
+        get_op(name)(axis=axis)(*arguments)
 
 
 @gradients
 def test_types_that_are_in_no_row_are_refused(anywhere, name) -> None:
-    given = [a.astype(FLOAT64) if a is MEAN else a for a in GIVEN[name]]
+    arguments = [a.astype(FLOAT64) if a is MEAN else a for a in GIVEN[name]]
     with pytest.raises(DtypeError, match=f"{name}: types: expected such as"):
-        get_op(name)()(*map(anywhere.place, given))
-    given = [a.astype(FLOAT16) if a is MEAN else a for a in GIVEN[name]]
+        get_op(name)()(*map(anywhere.place, arguments))
+    arguments = [a.astype(FLOAT16) if a is MEAN else a for a in GIVEN[name]]
     place = next(i for i, a in enumerate(GIVEN[name]) if a is MEAN)
     declared = get_op(name).inputs[place].name
     with pytest.raises(DtypeError, match=f"{name}: {declared}: expected dtype float32, float64"):
-        get_op(name)()(*map(anywhere.place, given))
+        get_op(name)()(*map(anywhere.place, arguments))
 
 
 def test_the_inverse_has_an_output_type_in_a_row_of_its_inputs(anywhere) -> None:
-    given = [anywhere.place(a) for a in GIVEN["InvertibleLayerNormalizationGrad"]]
+    arguments = [anywhere.place(a) for a in GIVEN["InvertibleLayerNormalizationGrad"]]
     with pytest.raises(DtypeError, match="types: expected such as"):
-        get_op("InvertibleLayerNormalizationGrad")(output_type=FLOAT64)(*given)
+        get_op("InvertibleLayerNormalizationGrad")(output_type=FLOAT64)(*arguments)
 
 
 # ---- upstream ------------------------------------------------------------------------------------
@@ -354,8 +354,8 @@ def test_upstreams_answers(anywhere, name, t) -> None:
     if f"{case}|out0" not in ANSWERS:
         pytest.skip("this answer of upstream was not recorded")
     keys = ANSWERED[name]
-    found = get_op(name)()(*(anywhere.place(ANSWERS[f"{case}|in|{key}"]) for key in keys))
-    for i, array in enumerate(found):
+    actual = get_op(name)()(*(anywhere.place(ANSWERS[f"{case}|in|{key}"]) for key in keys))
+    for i, array in enumerate(actual):
         expected = ANSWERS[f"{case}|out{i}"]
         assert_within_largest(anywhere.host(array), expected)
 

@@ -34,13 +34,13 @@ def test_lists_are_updated_once(run, rng, monkeypatch, sizes, capacity) -> None:
     monkeypatch.setattr(optimizer, "TWO_LISTS", capacity)
     monkeypatch.setattr(optimizer, "ONE_LIST", capacity)
     weights, gradients = ([normal(rng, n) for n in sizes] for _ in range(2))
-    placed, given = ([run.place(x) for x in xs] for xs in (weights, gradients))
+    placed, arguments = ([run.place(x) for x in xs] for xs in (weights, gradients))
     with launch_log() as log:
-        get_op("SGDOptimizerV2")()(0.5, placed, given)
+        get_op("SGDOptimizerV2")()(0.5, placed, arguments)
     assert len(log) == -(-np.count_nonzero(sizes) // capacity)
     for result, w, g in zip(placed, weights, gradients, strict=True):
         assert_matches(run.host(result), w - FLOAT32.type(0.5) * g)
-    norm, finite = get_op("GradientNorm")()(given)
+    norm, finite = get_op("GradientNorm")()(arguments)
     assert_matches(run.host(norm), np.linalg.norm(np.concatenate(gradients)))
     assert run.host(finite)
 
@@ -57,8 +57,8 @@ def test_norms_whose_squares_are_beyond_the_range(anywhere, rng, exponent, dtype
     norm, finite = get_op("GradientNorm")()(placed)
     assert anywhere.host(finite)
     np.testing.assert_allclose(anywhere.host(norm), expected, rtol=1e-5)
-    found = get_op("ReduceAllL2")(output_type="float32")(placed)
-    np.testing.assert_allclose(anywhere.host(found), expected, rtol=1e-5)
+    actual = get_op("ReduceAllL2")(output_type="float32")(placed)
+    np.testing.assert_allclose(anywhere.host(actual), expected, rtol=1e-5)
     most = 2.0**-6
     get_op("InplaceClipGradNorm")(max_norm=most)(placed)
     clipped = whole * min(1, most / (expected + 1e-6))
@@ -67,8 +67,8 @@ def test_norms_whose_squares_are_beyond_the_range(anywhere, rng, exponent, dtype
 
 
 def test_norms_beyond_the_range_are_infinite(anywhere) -> None:
-    found, finite = get_op("GradientNorm")()([anywhere.place(np.full(9, 3e38, FLOAT32))])
-    assert anywhere.host(found) == np.inf
+    result, finite = get_op("GradientNorm")()([anywhere.place(np.full(9, 3e38, FLOAT32))])
+    assert anywhere.host(result) == np.inf
     assert not anywhere.host(finite)
 
 
@@ -95,8 +95,8 @@ def test_numbers_in_memory(run, rng, signal) -> None:
     numbers = (np.full(1, x, np.float64) for x in (0.5, 4.0, 8.0, 0.25))
     rate, *others = (run.place(x) for x in numbers)
     placed, flag = run.place(weights[0]), run.place(np.array([signal]))
-    given = [run.place(gradients[0])]
-    done, _, copies = get_op("SGDOptimizerList")()(rate, [placed], given, None, *others, flag)
+    arguments = [run.place(gradients[0])]
+    done, _, copies = get_op("SGDOptimizerList")()(rate, [placed], arguments, None, *others, flag)
     assert done is flag
     assert copies is None
     expected = weights[0] - FLOAT32.type(0.5) * (gradients[0] / 32) * signal
@@ -125,8 +125,8 @@ def test_nothing_is_launched_for_nothing(run) -> None:
 def test_ten_thousand_tensors(anywhere, rng) -> None:
     sizes = rng.integers(0, 4, 10_000)
     placed = [anywhere.place(np.ones(n, FLOAT32)) for n in sizes]
-    given = [anywhere.place(np.ones(n, FLOAT32)) for n in range(4)]
-    get_op("SGDOptimizerV2")()(0.25, placed, [given[n] for n in sizes])
+    arguments = [anywhere.place(np.ones(n, FLOAT32)) for n in range(4)]
+    get_op("SGDOptimizerV2")()(0.25, placed, [arguments[n] for n in sizes])
     joined = np.concatenate([anywhere.host(x) for x in placed])
     assert_matches(joined, np.full(sizes.sum(), 0.75, FLOAT32), 0)
 
@@ -164,9 +164,9 @@ def test_numbers_may_change_between_replays() -> None:
         weights, moments = [x.copy() for x in start], [[x * 0 for x in start] for _ in range(2)]
         gradients = [x.copy() for x in start]
         rate, step = cupy.full(1, 0.1, FLOAT32), cupy.ones(1, INT64)
-        found = norm_of(gradients)
+        result = norm_of(gradients)
 
-        def call(weights=weights, moments=moments, gradients=gradients, at=(rate, step, *found)):
+        def call(weights=weights, moments=moments, gradients=gradients, at=(rate, step, *result)):
             norm_of(gradients, out=at[2:])
             numbers = None, None, at[2], at[3], 1.0
             op(*at[:2], weights, gradients, *moments, *numbers, outputs=STATE)
@@ -190,7 +190,7 @@ def graph_of(call, state):
 
     import cupy
 
-    kept = copy.deepcopy(state)
+    snapshot = copy.deepcopy(state)
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         call()
@@ -198,7 +198,7 @@ def graph_of(call, state):
         call()
         graph = stream.end_capture()
     stream.synchronize()
-    restore(state, kept)
+    restore(state, snapshot)
 
     def replay():
         cupy.cuda.get_current_stream().synchronize()
@@ -208,8 +208,8 @@ def graph_of(call, state):
     return replay
 
 
-def restore(arrays, kept) -> None:
-    for array, before in zip(arrays, kept, strict=True):
+def restore(arrays, snapshot) -> None:
+    for array, before in zip(arrays, snapshot, strict=True):
         if isinstance(array, list):
             restore(array, before)
         else:

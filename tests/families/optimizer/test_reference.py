@@ -124,8 +124,8 @@ def test_clipping_worked_by_hand(t, most, factor) -> None:
     """The squares of 1 to 12 add up to 650."""
     gradients = [array(*values, t=t) for values in TWELVE]
     clipped = get_op("InplaceClipGradNorm")(max_norm=most)(gradients)
-    for result, given, values in zip(clipped, gradients, TWELVE, strict=True):
-        assert result is given
+    for result, argument, values in zip(clipped, gradients, TWELVE, strict=True):
+        assert result is argument
         expected = (np.array(values) * factor).astype(t)
         assert_matches(result, expected, 1e-6 if t == FLOAT64 else None)
 

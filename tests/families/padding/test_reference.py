@@ -33,11 +33,11 @@ def positions(extent: int, start: int, end: int, step: int) -> list[int]:
     end += extent if end < 0 else 0
     at = min(max(start, 0), extent if step > 0 else extent - 1)
     stop = min(max(end, 0 if step > 0 else -1), extent if step > 0 else extent - 1)
-    taken = []
+    indices = []
     while extent and (at < stop if step > 0 else at > stop):
-        taken.append(at)
+        indices.append(at)
         at += step
-    return taken
+    return indices
 
 
 @given(
@@ -48,15 +48,15 @@ def positions(extent: int, start: int, end: int, step: int) -> list[int]:
     axes=st.sampled_from([(0, 1), (1, 0), (-1, 0)]),
 )
 def test_slice_grad_puts_dy_where_a_walk_puts_it(extents, starts, ends, steps, axes) -> None:
-    taken: list[list[int]] = [[], []]
+    indices: list[list[int]] = [[], []]
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        taken[axis] = positions(extents[axis], start, end, step)
-    shape = tuple(map(len, taken))
+        indices[axis] = positions(extents[axis], start, end, step)
+    shape = tuple(map(len, indices))
     dy = 1.0 + np.arange(np.prod(shape)).reshape(shape)
     dx = padding.slice_grad(dy, extents, starts, ends, axes, steps)
     expected = np.zeros(extents)
-    for j, row in enumerate(taken[0]):
-        for k, column in enumerate(taken[1]):
+    for j, row in enumerate(indices[0]):
+        for k, column in enumerate(indices[1]):
             expected[row, column] = dy[j, k]
     assert_matches(dx, expected, 0)
 
@@ -74,11 +74,11 @@ def test_slice_grad_is_the_gradient_of_a_slice(rng, shape, arguments) -> None:
     starts, ends, *rest = arguments
     axes = rest[0] if rest else range(len(starts))
     steps = rest[1] if len(rest) > 1 else (1,) * len(starts)
-    taken = [slice(None)] * len(shape)
+    indices = [slice(None)] * len(shape)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        taken[axis] = slice(start, end, step)
+        indices[axis] = slice(start, end, step)
     x = rng.standard_normal(shape).astype(np.float32)
-    y, pull_back = jax.vjp(lambda x: x[tuple(taken)], jnp.asarray(x))
+    y, pull_back = jax.vjp(lambda x: x[tuple(indices)], jnp.asarray(x))
     dy = rng.standard_normal(y.shape).astype(np.float32)
     (expected,) = pull_back(jnp.asarray(dy))
     assert_matches(padding.slice_grad(dy, shape, *arguments), np.asarray(expected), 0)

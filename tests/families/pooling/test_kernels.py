@@ -98,8 +98,8 @@ def test_a_window_of_minus_infinity_has_an_index(anywhere) -> None:
 def test_one_output_of_max_pool(anywhere, rng, wanted) -> None:
     x = rng.standard_normal((2, 3, 5, 4)).astype(np.float32)
     both = dict(zip(("Y", "Indices"), pooling.max_pool(x, kernel_shape=(2, 2)), strict=True))
-    found = max_pool(anywhere.place(x), kernel_shape=(2, 2), outputs=(wanted,))
-    (array,) = [item for item in found if item is not None]
+    result = max_pool(anywhere.place(x), kernel_shape=(2, 2), outputs=(wanted,))
+    (array,) = [item for item in result if item is not None]
     assert_matches(anywhere.host(array), both[wanted], 0)
 
 
@@ -146,9 +146,9 @@ def in_both_ways(run, monkeypatch, make, inputs, offset):
         op = make()
         monkeypatch.setattr(plan_tiles, "MAX_TAPS", most)
         with launch_log() as log:
-            found = op(*run.place_inputs(op, inputs, offset))
+            result = op(*run.place_inputs(op, inputs, offset))
         assert [launch.symbol for launch in log] == [op.function_name + suffix]
-        results.append([run.host(a) for a in (found if isinstance(found, tuple) else (found,))])
+        results.append([run.host(a) for a in (result if isinstance(result, tuple) else (result,))])
     for general, tiled in zip(*results, strict=True):
         np.testing.assert_array_equal(bits(general), bits(tiled))
     return results[1]
@@ -168,8 +168,8 @@ def test_tiles_give_the_same_bits(run, rng, monkeypatch, case, include) -> None:
     counted, shape = pool | {"count_include_pad": include}, (2, 3, *extents)
 
     def both(op, *inputs):
-        given = counted if op.function_name.startswith("average") else pool
-        return in_both_ways(run, monkeypatch, lambda: op(**given), inputs, offset)
+        keywords = counted if op.function_name.startswith("average") else pool
+        return in_both_ways(run, monkeypatch, lambda: op(**keywords), inputs, offset)
 
     x = special(rng, shape, dtype)
     y, indices = both(MaxPool, x)
@@ -194,10 +194,10 @@ def test_a_nan_of_two_bytes_is_taken_as_it_is(run) -> None:
     assert run.host(indices)[0, 0, 0, :2].tolist() == [0, 3]
 
 
-def tiled(extents, kernel, dtype=FLOAT16, **given):
+def tiled(extents, kernel, dtype=FLOAT16, **keywords):
     """Slots of the kernel of a MaxPool, or None where it is the one for any windows."""
-    x = Spec((1, 64, *extents), dtype, given.pop("aligned", True))
-    op = MaxPool(kernel_shape=kernel, **given)
+    x = Spec((1, 64, *extents), dtype, keywords.pop("aligned", True))
+    op = MaxPool(kernel_shape=kernel, **keywords)
     (launch,) = op.plan(DEVICE, x, *op.infer(x)).steps
     return launch.slots if launch.symbol == "max_pool__tiles" else None
 
@@ -206,7 +206,7 @@ OVERLAPPING = {"strides": (2, 2), "pads": (1, 1, 1, 1)}
 
 
 @pytest.mark.parametrize(
-    ("extents", "kernel", "given"),
+    ("extents", "kernel", "keywords"),
     [
         ((112, 112), (3, 3), {"dilations": (2, 1)}),
         ((112, 112), (3, 3), {"pads": (3, 0, 0, 0)}),  # of the first windows no element is in X
@@ -218,12 +218,12 @@ OVERLAPPING = {"strides": (2, 2), "pads": (1, 1, 1, 1)}
         ((2**31 - 1,), (1,), {}),
     ],
 )
-def test_windows_for_which_no_kernel_is_compiled(extents, kernel, given) -> None:
-    assert tiled(extents, kernel, **given) is None
+def test_windows_for_which_no_kernel_is_compiled(extents, kernel, keywords) -> None:
+    assert tiled(extents, kernel, **keywords) is None
 
 
 @pytest.mark.parametrize(
-    ("extents", "given", "columns", "x_vectors", "y_vectors"),
+    ("extents", "keywords", "columns", "x_vectors", "y_vectors"),
     [
         ((112, 112), OVERLAPPING, 2, 1, 1),
         ((112, 112), OVERLAPPING | {"dtype": FLOAT64}, 1, 1, 1),
@@ -240,8 +240,8 @@ def test_windows_for_which_no_kernel_is_compiled(extents, kernel, given) -> None
         ),
     ],
 )
-def test_tiles_of_whole_vectors(extents, given, columns, x_vectors, y_vectors) -> None:
-    given = dict(given)
-    slots = tiled(extents, given.pop("kernel", (3, 3)), **given)
-    found = [slots[name] for name in ("TILE_COLUMNS", "X_VECTORS", "Y_VECTORS")]
-    assert found == [str(columns), str(x_vectors), str(y_vectors)]
+def test_tiles_of_whole_vectors(extents, keywords, columns, x_vectors, y_vectors) -> None:
+    keywords = dict(keywords)
+    slots = tiled(extents, keywords.pop("kernel", (3, 3)), **keywords)
+    results = [slots[name] for name in ("TILE_COLUMNS", "X_VECTORS", "Y_VECTORS")]
+    assert results == [str(columns), str(x_vectors), str(y_vectors)]

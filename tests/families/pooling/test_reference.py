@@ -32,8 +32,8 @@ def images(rng: np.random.Generator, *extents: int) -> np.ndarray:
 
 
 def attributes(rank: int, kernel: int, stride: int, pad: int, ceil_mode: bool) -> dict:
-    given = {"kernel_shape": (kernel,) * rank, "strides": (stride,) * rank}
-    return given | {"pads": (pad,) * 2 * rank, "ceil_mode": ceil_mode}
+    arguments = {"kernel_shape": (kernel,) * rank, "strides": (stride,) * rank}
+    return arguments | {"pads": (pad,) * 2 * rank, "ceil_mode": ceil_mode}
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,14 @@ def test_max_pool_is_pytorchs(rng, pool) -> None:
     function = getattr(torch.nn.functional, f"max_pool{rank}d")
     t = torch.tensor(x, requires_grad=True)
     y, indices = function(t, kernel, stride, pad, dilation, ceil_mode, return_indices=True)
-    given = attributes(rank, kernel, stride, pad, ceil_mode) | {"dilations": (dilation,) * rank}
-    found, places = cto.max_pool(x, **given)
-    assert_matches(found, y.detach().numpy(), 0)
+    keywords = attributes(rank, kernel, stride, pad, ceil_mode) | {"dilations": (dilation,) * rank}
+    result, places = cto.max_pool(x, **keywords)
+    assert_matches(result, y.detach().numpy(), 0)
     planes = np.arange(6).reshape(2, 3, *(1,) * rank) * np.prod(extents)
     assert_matches(places, indices.numpy() + planes, 0)
     dy = rng.standard_normal(y.shape).astype(np.float32)
     y.backward(torch.tensor(dy))
-    assert_matches(cto.max_pool_grad(dy, places, x.shape, **given), t.grad.numpy())
+    assert_matches(cto.max_pool_grad(dy, places, x.shape, **keywords), t.grad.numpy())
 
 
 @pytest.mark.parametrize("include", [False, True])
@@ -65,11 +65,11 @@ def test_average_pool_is_pytorchs(rng, pool, include) -> None:
     function = getattr(torch.nn.functional, f"avg_pool{rank}d")
     t = torch.tensor(x, requires_grad=True)
     y = function(t, kernel, stride, pad, ceil_mode, include)
-    given = attributes(rank, kernel, stride, pad, ceil_mode) | {"count_include_pad": include}
-    assert_matches(cto.average_pool(x, **given), y.detach().numpy())
+    keywords = attributes(rank, kernel, stride, pad, ceil_mode) | {"count_include_pad": include}
+    assert_matches(cto.average_pool(x, **keywords), y.detach().numpy())
     dy = rng.standard_normal(y.shape).astype(np.float32)
     y.backward(torch.tensor(dy))
-    assert_matches(cto.average_pool_grad(dy, x.shape, **given), t.grad.numpy())
+    assert_matches(cto.average_pool_grad(dy, x.shape, **keywords), t.grad.numpy())
 
 
 NODES = [
@@ -83,11 +83,11 @@ NODES = [
 ]
 
 
-def by_onnx(op: str, x: np.ndarray, **given: object) -> np.ndarray:
+def by_onnx(op: str, x: np.ndarray, **keywords: object) -> np.ndarray:
     """Results of onnx's own evaluator."""
     onnx = pytest.importorskip("onnx", reason="compared with onnx.reference")
     reference = pytest.importorskip("onnx.reference")
-    node = onnx.helper.make_node(op, ["X"], ["Y"], **given)
+    node = onnx.helper.make_node(op, ["X"], ["Y"], **keywords)
     x_info, y_info = (
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "XY"
     )
@@ -100,18 +100,18 @@ def by_onnx(op: str, x: np.ndarray, **given: object) -> np.ndarray:
 
 # For SAME_LOWER onnx.reference's MaxPool rounds extents down, and puts pads where SAME_UPPER does.
 @pytest.mark.parametrize(
-    ("extents", "given"), [node for node in NODES if node[1].get("auto_pad") != "SAME_LOWER"]
+    ("extents", "keywords"), [node for node in NODES if node[1].get("auto_pad") != "SAME_LOWER"]
 )
-def test_max_pool_is_onnxs(rng, extents, given) -> None:
+def test_max_pool_is_onnxs(rng, extents, keywords) -> None:
     x = images(rng, *extents)
-    assert_matches(cto.max_pool(x, **given)[0], by_onnx("MaxPool", x, **given), 0)
+    assert_matches(cto.max_pool(x, **keywords)[0], by_onnx("MaxPool", x, **keywords), 0)
 
 
 @pytest.mark.parametrize("include", [0, 1])
-@pytest.mark.parametrize(("extents", "given"), NODES)
-def test_average_pool_is_onnxs(rng, extents, given, include) -> None:
-    x, given = images(rng, *extents), given | {"count_include_pad": include}
-    assert_matches(cto.average_pool(x, **given), by_onnx("AveragePool", x, **given))
+@pytest.mark.parametrize(("extents", "keywords"), NODES)
+def test_average_pool_is_onnxs(rng, extents, keywords, include) -> None:
+    x, keywords = images(rng, *extents), keywords | {"count_include_pad": include}
+    assert_matches(cto.average_pool(x, **keywords), by_onnx("AveragePool", x, **keywords))
 
 
 def test_global_average_pool_is_onnxs(rng) -> None:
@@ -153,11 +153,16 @@ def test_indices_of_other_windows_count_nowhere() -> None:
 
 def test_average_pool_grad_is_the_adjoint(rng) -> None:
     """<AveragePool(x), dy> = <x, AveragePoolGrad(dy)>, with dilations, which PyTorch lacks."""
-    given = {"kernel_shape": (3, 2), "dilations": (2, 3), "pads": (1, 2, 2, 1), "strides": (2, 1)}
+    keywords = {
+        "kernel_shape": (3, 2),
+        "dilations": (2, 3),
+        "pads": (1, 2, 2, 1),
+        "strides": (2, 1),
+    }
     x = images(rng, 9, 8).astype(np.float64)
-    y = cto.average_pool(x, **given)
+    y = cto.average_pool(x, **keywords)
     dy = rng.standard_normal(y.shape)
-    dx = cto.average_pool_grad(dy, x.shape, **given)
+    dx = cto.average_pool_grad(dy, x.shape, **keywords)
     np.testing.assert_allclose((y * dy).sum(), (x * dx).sum(), rtol=1e-12)
 
 
@@ -175,10 +180,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("given", "message"), REFUSED)
-def test_refused(given, message) -> None:
+@pytest.mark.parametrize(("keywords", "message"), REFUSED)
+def test_refused(keywords, message) -> None:
     with pytest.raises(ArgumentError, match=message):
-        cto.max_pool(np.zeros((1, 2, 5, 4), np.float32), **given)
+        cto.max_pool(np.zeros((1, 2, 5, 4), np.float32), **keywords)
 
 
 def test_gradients_of_other_shapes_are_refused() -> None:

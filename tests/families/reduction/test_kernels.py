@@ -101,10 +101,10 @@ def planned(shape, axes, dtype=FLOAT32, aligned=True):
     ],
 )
 def test_the_plan_suits_the_shape(shape, axes, expected) -> None:
-    found = planned(shape, axes)
-    assert [name for name, _ in found] == [name for name, _ in expected]
-    for (_, blocks), (_, about) in zip(found, expected, strict=True):
-        assert about / 2 <= blocks <= about * 2, found
+    actual = planned(shape, axes)
+    assert [name for name, _ in actual] == [name for name, _ in expected]
+    for (_, blocks), (_, about) in zip(actual, expected, strict=True):
+        assert about / 2 <= blocks <= about * 2, actual
 
 
 def test_an_unaligned_array_has_single_columns() -> None:

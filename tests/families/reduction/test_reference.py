@@ -152,9 +152,9 @@ def test_norms_of_ones(rng, dtype) -> None:
 def test_norm_is_jax_in_float64(shapes, seed) -> None:
     rng = np.random.default_rng(seed)
     xs = [rng.standard_normal(shape) for shape in shapes]
-    found = np.concatenate([x.ravel() for x in xs])
+    result = np.concatenate([x.ravel() for x in xs])
     whole = np.zeros(9 * 6**2)  # of one length, for which JAX compiles once
-    whole[: found.size] = found
+    whole[: result.size] = result
     assert_matches(norm(*xs), np.asarray(jnp.linalg.norm(jnp.asarray(whole))))
 
 

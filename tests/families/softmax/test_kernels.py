@@ -78,9 +78,9 @@ def test_what_has_no_vectors_goes_by_columns() -> None:
 )
 def test_neighbouring_lines_share_vectors(shape, aligned, expected) -> None:
     registers = Registers(128, 1, 4, 4, 1)
-    found = division(Lines.along(shape, 1), registers, aligned, KERNELS)
-    config = found.config
-    assert (found.kernel, config.grid, config.block) == expected
+    actual = division(Lines.along(shape, 1), registers, aligned, KERNELS)
+    config = actual.config
+    assert (actual.kernel, config.grid, config.block) == expected
 
 
 @given(
@@ -98,20 +98,20 @@ def test_every_line_has_its_threads(
     """Rows: blocks enough, threads for the edges; columns: threads for all lines and classes."""
     assume(n_outer * max(1, length) * stride < 2**37)  # more than fit into memory
     lines, registers = Lines(n_outer, length, stride), Registers(nbytes, arrays, *sizes, arrays)
-    found = division(lines, registers, aligned, replace(KERNELS, bundles=""))
-    if found.kernel == "columns":
-        x, y, z = found.config.block
+    result = division(lines, registers, aligned, replace(KERNELS, bundles=""))
+    if result.kernel == "columns":
+        x, y, z = result.config.block
         tiles = -(-stride // x)
-        assert found.config.grid[0] % tiles == 0
-        assert found.config.grid[0] // tiles * z >= n_outer
+        assert result.config.grid[0] % tiles == 0
+        assert result.config.grid[0] // tiles * z >= n_outer
         assert x * y * z <= MAX_THREADS
         assert y & (y - 1) == 0
         return
-    (block,), threads = found.config.block, found.args[2]
-    assert found.config.grid[0] * (block // threads) >= n_outer
+    (block,), threads = result.config.block, result.args[2]
+    assert result.config.grid[0] * (block // threads) >= n_outer
     assert threads <= WARP or threads == block
     assert length % registers.width == 0 or threads >= 2 * registers.width - 2
-    if found.kernel == "short_rows":
+    if result.kernel == "short_rows":
         assert threads * registers.depth(SHORT_NBYTES) >= length // registers.width
 
 
@@ -123,9 +123,9 @@ LENGTHS = (1, 2, 31, 33, 63, 127, 129, 255, 1023, 1024, 1025, 2047, 2048, 2049)
 def test_lengths_beside_vectors_warps_and_blocks(run, rng, name, dtype) -> None:
     op = get_op(name)()
     for length in LENGTHS:
-        given_ = inputs(rng, name, (3, length), dtype)
-        result = run.host(op(*map(run.place, given_)))
-        assert_matches(result, computed(op, *given_))
+        arguments = inputs(rng, name, (3, length), dtype)
+        result = run.host(op(*map(run.place, arguments)))
+        assert_matches(result, computed(op, *arguments))
 
 
 @pytest.mark.parametrize("length", [131_072, 256_000])
@@ -139,10 +139,10 @@ def test_lines_as_long_as_vocabularies(run, rng, length) -> None:
 @pytest.mark.parametrize("shape", [(5, 1025), (5, 512), (3, 40, 6), (2, 9000)])
 def test_any_input_may_be_the_output(anywhere, rng, name, shape) -> None:
     op = get_op(name)(axis=1)
-    given_ = inputs(rng, name, shape, FLOAT32, 1)
-    expected = computed(op, *given_)
-    for i in range(len(given_)):
-        arrays = [anywhere.place(array) for array in given_]
+    arguments = inputs(rng, name, shape, FLOAT32, 1)
+    expected = computed(op, *arguments)
+    for i in range(len(arguments)):
+        arrays = [anywhere.place(array) for array in arguments]
         assert op(*arrays, out=arrays[i]) is arrays[i]
         assert_matches(anywhere.host(arrays[i]), expected)
 
@@ -152,8 +152,8 @@ def test_large_logits_lose_no_digits(run, rng) -> None:
     x = (1e4 * rng.choice([-1, 1], (64, 1000)) + rng.standard_normal((64, 1000))).astype(FLOAT32)
     exact = x.astype(FLOAT64) - x.max(1, keepdims=True)
     exact -= np.log(np.exp(exact).sum(1, keepdims=True))
-    found = run.host(get_op("LogSoftmax")()(run.place(x)))
-    assert (np.abs(found - exact) <= 2e-6 + 2e-7 * np.abs(exact)).all()
+    result = run.host(get_op("LogSoftmax")()(run.place(x)))
+    assert (np.abs(result - exact) <= 2e-6 + 2e-7 * np.abs(exact)).all()
 
 
 def test_a_line_whose_first_part_is_minus_infinity(run) -> None:
@@ -190,10 +190,10 @@ def test_nothing_is_launched_for_nothing(run, name) -> None:
 @pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
 def test_one_compilation_a_type(dtype) -> None:
     """Whatever the length and the axis."""
-    found = set()
+    results = set()
     for name in NAMES:
         for shape, axis in (((9, 9), 0), ((9, 64), 1), ((9, 5000), 1), ((9, 100_001), 1)):
             specs = [Spec(shape, dtype)] * (len(get_op(name).inputs) + 1)
             (launch,) = get_op(name)(axis=axis).plan(H200, *specs).steps
-            found.add(tuple(launch.slots.items()))
-    assert len(found) == 1
+            results.add(tuple(launch.slots.items()))
+    assert len(results) == 1

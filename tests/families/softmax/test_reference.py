@@ -74,9 +74,9 @@ def test_float64_is_exact_to_its_digits(rng) -> None:
     """Upstream's short rows are evaluated in float32."""
     x = 300 * rng.standard_normal((2, 9))
     with mpmath.workdps(40):
-        for row, found in zip(x, apply("LogSoftmax", x), strict=True):
+        for row, result in zip(x, apply("LogSoftmax", x), strict=True):
             total = mpmath.log(mpmath.fsum(mpmath.exp(v) for v in row))
-            assert_matches(found, np.array([float(v - total) for v in row]))
+            assert_matches(result, np.array([float(v - total) for v in row]))
 
 
 @pytest.mark.parametrize("name", ["Softmax", "SoftmaxGrad", "LogSoftmaxGrad_13"])

@@ -8,7 +8,7 @@
 #pragma once
 #include "batch_norm/schedule.cuh"
 
-namespace cto::batch_norm::kept {
+namespace cto::batch_norm::own_parts {
 
 using namespace batch_norm::schedule;
 
@@ -18,7 +18,7 @@ constexpr u32 NONE = ~0u;
 template <class Op, class Walk>
 struct Blocks {
     using A = typename Op::A;
-    using Of = OpCoefficients<Op>;
+    using Coefs = OpCoefficients<Op>;
 
     const Op& op;
     const Walk& walk;
@@ -48,16 +48,16 @@ struct Blocks {
     }
     // Writes the results of item `number`, after a wait for its tile's coefficients. kept: its last
     // rows are still in shared memory.
-    __device__ void apply(u32 number, bool kept) const {
+    __device__ void apply(u32 number, bool resident) const {
         const Item part = item(number, false);
         walk.apply(
-            schedule.first_tile + part.tile, part.part, kept, shared,
+            schedule.first_tile + part.tile, part.part, resident, shared,
             [&] {
                 if (schedule.sums) scratch.counters.wait(part.tile, schedule.n_parts);
             },
             [&](i64 channel) {
-                return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
-                                                                         COEFFICIENTS * channel)
+                return schedule.sums ? Coefs::template load<Memory::global>(scratch.coefficients +
+                                                                            COEFFICIENTS * channel)
                                      : op.without_sums(channel);
             });
     }
@@ -67,8 +67,8 @@ struct Blocks {
 // one summed last still has rows in shared memory. If the schedule only applies, applies the parts
 // of its tickets.
 template <class Op, class Walk>
-__device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& schedule,
-                              const Scratch<typename Op::A>& scratch, u32* before) {
+__device__ void by_own_parts(const Op& op, const Walk& walk, const Schedule& schedule,
+                             const Scratch<typename Op::A>& scratch, u32* before) {
     __shared__ typename Op::A shared[Walk::SHARED];
     __shared__ u32 next[2];
     __shared__ bool last;
@@ -78,15 +78,15 @@ __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& sc
     const auto take = [&] {  // each block takes one ticket too many; the last one resets to 0
         if (threadIdx.x == 0) ahead = atomicInc(scratch.counters.ticket(), n + gridDim.x - 1);
     };
-    const auto taken = [&] {
+    const auto next_number = [&] {
         turn ^= 1;
         if (threadIdx.x == 0) next[turn] = ahead;
         __syncthreads();
         return next[turn];
     };
     take();
-    u32 number = taken();
-    for (; schedule.sums && number < n; number = taken()) {
+    u32 number = next_number();
+    for (; schedule.sums && number < n; number = next_number()) {
         if (threadIdx.x == 0) before[number] = own;
         own = number;
         blocks.sum(number);
@@ -95,11 +95,11 @@ __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& sc
     }
     if (!schedule.applies) return;
     if (schedule.sums) number = own;
-    for (bool kept = schedule.sums; number < n; kept = false) {
+    for (bool resident = schedule.sums; number < n; resident = false) {
         if (!schedule.sums) take();
-        blocks.apply(number, kept);
-        number = schedule.sums ? before[number] : taken();
+        blocks.apply(number, resident);
+        number = schedule.sums ? before[number] : next_number();
     }
 }
 
-}  // namespace cto::batch_norm::kept
+}  // namespace cto::batch_norm::own_parts

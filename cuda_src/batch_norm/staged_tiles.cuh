@@ -7,13 +7,13 @@
 // a slot of a later tile to the same place begins: so global memory is busy all the time, except
 // while sums of threads are added up.
 #pragma once
-#include "batch_norm/held_place.cuh"
 #include "batch_norm/rows.cuh"
+#include "batch_norm/tile_place.cuh"
 
-namespace cto::batch_norm::held {
+namespace cto::batch_norm::staged_tiles {
 
 using namespace batch_norm::rows;
-using held_place::Place;
+using tile_place::Place;
 
 // async_copy::wait for `last` known at run time: waits for all groups but the last `last` ones.
 template <int N = MOST_GROUPS - 1>
@@ -39,16 +39,16 @@ struct OverLanes {
     }
 };
 
-// Shared memory after the slots. of_thread: sums of each thread, for each of its up to two
+// Shared memory after the slots. thread_sums: sums of each thread, for each of its up to two
 // channels. For each channel: inputs and reference, in two copies, for this tile and the next;
 // coefficients; sums.
 template <class A, int FIELDS>
 struct Shared {
-    A *of_thread, *inputs, *references, *coefficients, *totals;
+    A *thread_sums, *inputs, *references, *coefficients, *totals;
 
     __device__ Shared(A* from, u32 n_threads, u32 channels)
-        : of_thread(from),
-          inputs(of_thread + 2 * FIELDS * n_threads),
+        : thread_sums(from),
+          inputs(thread_sums + 2 * FIELDS * n_threads),
           references(inputs + 2 * 2 * channels),
           coefficients(references + 2 * channels),
           totals(coefficients + COEFFICIENTS * channels) {}
@@ -60,21 +60,21 @@ struct Shared {
 //     slot `place` of thread t    (array * ring + place) * slot_pitch + t * SLOT_NBYTES
 //     row u of the tile           place (head + u) % ring
 //
-// Rows are copied in groups of of_group rows, groups_of_tile for a tile.
+// Rows are copied in groups of group_rows rows, tile_groups for a tile.
 template <class Op, int W>
 struct InShared {
     using T = typename Op::T;
     using A = typename Op::A;
     using State = typename Op::template State<1>;
     using Sums = typename Op::template State<W>;
-    using Of = OpCoefficients<Op>;
-    static constexpr int READ = Op::READ, FIELDS = State::FIELDS, DEPTH = HELD_ROWS / READ;
+    using Coefs = OpCoefficients<Op>;
+    static constexpr int READ = Op::READ, FIELDS = State::FIELDS, DEPTH = STAGED_ROWS / READ;
     static constexpr u32 SLOT_NBYTES = W * sizeof(T);
     template <int N>
     using Rows = batch_norm::rows::Rows<T, W, READ, N>;
 
     const Op& op;
-    const Held& held;
+    const StagedTiles& tiles;
     Place<W> at;
     u8* own;         // the thread's first slot
     u32 slot_pitch;  // bytes from one slot of the thread to its next
@@ -82,21 +82,21 @@ struct InShared {
     u32 turn = 0;  // which copy of inputs and references is this tile's
     i32 head = 0;  // place in the ring of the tile's first row
 
-    __device__ InShared(const Op& op, const Held& held, u8* memory)
+    __device__ InShared(const Op& op, const StagedTiles& tiles, u8* memory)
         : op(op),
-          held(held),
-          at(held),
+          tiles(tiles),
+          at(tiles),
           own(memory + threadIdx.x * SLOT_NBYTES),
           slot_pitch(at.n_threads() * SLOT_NBYTES),
-          shared(reinterpret_cast<A*>(memory + READ * held.ring * slot_pitch), at.n_threads(),
-                 held.channels) {}
+          shared(reinterpret_cast<A*>(memory + READ * tiles.ring_rows * slot_pitch), at.n_threads(),
+                 tiles.tile_channels) {}
 
     // ---- rows ------------------------------------------------------------------------------------
 
     // The thread's slot in row u of the tile.
     __device__ u8* slot(int array, i32 u) const {
-        const i32 place = head + u < held.ring ? head + u : head + u - held.ring;
-        return own + (array * held.ring + place) * slot_pitch;
+        const i32 place = head + u < tiles.ring_rows ? head + u : head + u - tiles.ring_rows;
+        return own + (array * tiles.ring_rows + place) * slot_pitch;
     }
     // Begins to copy N rows, from `element` on, to the places of rows u, u + 1, ... of the tile.
     // Not ALL: only the first n.
@@ -128,13 +128,13 @@ struct InShared {
     }
     // Writes the results of N rows, from `element` on. Not ALL: only the first rows.n.
     template <int N, bool ALL>
-    __device__ void write(const Rows<N>& rows, const Of (&of)[W], i64 element) const {
+    __device__ void write(const Rows<N>& rows, const Coefs (&coefs)[W], i64 element) const {
         T* to = op.result + element;
 #pragma unroll
         for (int k = 0; k < N; ++k, to += at.pitch) {
             A values[W];
 #pragma unroll
-            for (int i = 0; i < W; ++i) values[i] = map_element<Op>(of[i], rows, k, i);
+            for (int i = 0; i < W; ++i) values[i] = map_element<Op>(coefs[i], rows, k, i);
             if (ALL || k < rows.n)
                 vec::store_streaming(reinterpret_cast<Vec<T, W>*>(to), vec::from_acc<T>(values));
         }
@@ -146,7 +146,7 @@ struct InShared {
         using Slot = typename Rows<DEPTH>::Slot;
         const i32 n = at.rows(tile);
 #pragma unroll 1
-        for (i32 u = held.depth; u < n; u += DEPTH) {
+        for (i32 u = tiles.staged_rows; u < n; u += DEPTH) {
             const i64 element = at.element(tile) + u * at.pitch;
             Rows<DEPTH> rows;
             rows.n = n - u < DEPTH ? n - u : DEPTH;
@@ -170,36 +170,37 @@ struct InShared {
         if (threadIdx.x < at.n_channels(tile))
             shared.references[threadIdx.x] = reference(tile, threadIdx.x);
         i32 first = 0;  // the group's first row, in its tile
-        for (i32 group = 0; group < held.groups_of_ring; ++group) {
+        for (i32 group = 0; group < tiles.ring_groups; ++group) {
             const i32 n = rest_of(tile, first);
 #pragma unroll 1
             for (i32 u = 0; u < n; ++u)
-                start<1, true>(at.element(tile) + (first + u) * at.pitch, group * held.of_group + u,
-                               1);
+                start<1, true>(at.element(tile) + (first + u) * at.pitch,
+                               group * tiles.group_rows + u, 1);
             async_copy::commit();
-            first += held.of_group;
-            if (first >= held.groups_of_tile * held.of_group) first = 0, tile += gridDim.x;
+            first += tiles.group_rows;
+            if (first >= tiles.tile_groups * tiles.group_rows) first = 0, tile += gridDim.x;
         }
         __syncthreads();
     }
     // Rows of the thread in the group of a tile that begins at row `first`.
     __device__ i32 rest_of(u32 tile, i32 first) const {
-        const i32 n = at.held_rows(tile) - first;
-        return n < held.of_group ? n : held.of_group;
+        const i32 n = at.staged_rows(tile) - first;
+        return n < tiles.group_rows ? n : tiles.group_rows;
     }
+    // The number that elements of a channel of the tile are summed relative to.
     __device__ A reference(u32 tile, u32 channel) const {
-        return op.reference(at.first_channel(tile) + channel, held.length, held.n_rows);
+        return op.reference(at.first_channel(tile) + channel, tiles.length, tiles.n_rows);
     }
     // The thread's sums over its rows of the tile, group by group as copies arrive.
     __device__ void sum(u32 tile, Sums& sums) const {
         A references[W];
 #pragma unroll
         for (int i = 0; i < W; ++i)
-            references[i] = shared.references[turn * held.channels + at.channel(i)];
+            references[i] = shared.references[turn * tiles.tile_channels + at.channel(i)];
 #pragma unroll 1
-        for (i32 group = 0; group < held.groups_of_tile; ++group) {
-            wait_but(held.groups_of_ring - 1 - group);
-            const i32 first = group * held.of_group, n = rest_of(tile, first);
+        for (i32 group = 0; group < tiles.tile_groups; ++group) {
+            wait_but(tiles.ring_groups - 1 - group);
+            const i32 first = group * tiles.group_rows, n = rest_of(tile, first);
             if (group == 0 && n > 0) begin_sums(sums, references);
             i32 u = 0;
 #pragma unroll 1
@@ -210,11 +211,13 @@ struct InShared {
         each_loose<false>(tile, [&](const auto& rows, i64) { sums.add(rows); });
         sums.end(static_cast<A>(at.rows(tile)), references);
     }
+    // Begins the sums with the thread's first row of the tile.
     __device__ void begin_sums(Sums& sums, const A (&references)[W]) const {
         Rows<1> row;
         load<1, true>(row, 0, 1);
         sums.begin(row, A(1), references);
     }
+    // Adds rows u, ..., u + N - 1 of the tile.
     template <int N>
     __device__ void add(Sums& sums, i32 u) const {
         Rows<N> rows;
@@ -227,40 +230,40 @@ struct InShared {
     // Stores the thread's sums in shared memory, one set for each of its one or two channels.
     __device__ void put(const Sums& sums) const {
         if (at.y >= at.height) return;
-        put(sums.of_columns(0, at.split), 0);
-        if (at.split < W) put(sums.of_columns(at.split, W), 1);
+        put(sums.columns(0, at.split), 0);
+        if (at.split < W) put(sums.columns(at.split, W), 1);
     }
     __device__ void put(const State& sums, int group) const {
         sums.store(sums_of(group) + at.entry(), at.n_threads());
     }
     __device__ A* sums_of(int group) const {
-        return shared.of_thread + group * FIELDS * at.n_threads();
+        return shared.thread_sums + group * FIELDS * at.n_threads();
     }
     // The coefficients of a tile of one channel; every warp computes the same ones.
-    __device__ Of finish_one(const Sums& sums) const {
+    __device__ Coefs finish_one(const Sums& sums) const {
         const u32 lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
-        A* const of_warp = shared.of_thread + turn * n_warps * FIELDS;
+        A* const warp_sums = shared.thread_sums + turn * n_warps * FIELDS;
         State all;
-        if (at.y < at.height) all = sums.of_columns(0, W);
+        if (at.y < at.height) all = sums.columns(0, W);
         all.join(OverLanes<A>{});
-        if (lane == 0) all.store(of_warp + threadIdx.x / WARP * FIELDS);
+        if (lane == 0) all.store(warp_sums + threadIdx.x / WARP * FIELDS);
         const A reference = shared.references[turn];  // after the barrier it may be overwritten
         __syncthreads();
-        all = lane < n_warps ? State::from_shared(of_warp + lane * FIELDS) : State{};
+        all = lane < n_warps ? State::from_shared(warp_sums + lane * FIELDS) : State{};
         all.join(OverLanes<A>{});
         if (threadIdx.x == 0) all.store(shared.totals);
         return op.coefficients(inputs_of(0), all, reference);
     }
     __device__ ChannelInputs<A> inputs_of(u32 channel) const {
-        const A* const from = shared.inputs + 2 * (turn * held.channels + channel);
+        const A* const from = shared.inputs + 2 * (turn * tiles.tile_channels + channel);
         return {from[0], from[1]};
     }
-    // of[i] = coefficients of the thread's column i, from the sums of all threads.
-    __device__ void finish(u32 tile, const Sums& sums, Of (&of)[W]) const {
-        if (held.channels == 1) {
-            const Of of_all = finish_one(sums);
+    // coefs[i] = coefficients of the thread's column i, from the sums of all threads.
+    __device__ void finish(u32 tile, const Sums& sums, Coefs (&coefs)[W]) const {
+        if (tiles.tile_channels == 1) {
+            const Coefs shared_coefs = finish_one(sums);
 #pragma unroll
-            for (int i = 0; i < W; ++i) of[i] = Op::fold(of_all);
+            for (int i = 0; i < W; ++i) coefs[i] = Op::fold(shared_coefs);
             return;
         }
         put(sums);
@@ -269,8 +272,8 @@ struct InShared {
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < W; ++i)
-            of[i] = Op::fold(Of::template load<Memory::shared>(shared.coefficients +
-                                                               COEFFICIENTS * at.channel(i)));
+            coefs[i] = Op::fold(Coefs::template load<Memory::shared>(shared.coefficients +
+                                                                     COEFFICIENTS * at.channel(i)));
     }
     // Coefficients and sums of each channel of the tile, to shared memory; a warp takes a channel.
     __device__ void finish_each(u32 tile) const {
@@ -280,7 +283,7 @@ struct InShared {
             State sums;
             sums.join_all([&](const auto& see) { each_entry(c, lane, see); }, OverLanes<A>{});
             if (lane > 0) continue;
-            op.coefficients(inputs_of(c), sums, shared.references[turn * held.channels + c])
+            op.coefficients(inputs_of(c), sums, shared.references[turn * tiles.tile_channels + c])
                 .store(shared.coefficients + COEFFICIENTS * c);
             sums.store(shared.totals + FIELDS * c);
         }
@@ -288,8 +291,8 @@ struct InShared {
     // see(sums) for the sums of a channel, of all threads with columns of it; lanes take them in turn.
     template <class See>
     __device__ void each_entry(u32 channel, u32 lane, const See& see) const {
-        const u32 from = channel * held.length, first = from / W;
-        const u32 end = ((from + held.length - 1) / W + 1) * at.height;
+        const u32 from = channel * tiles.length, first = from / W;
+        const u32 end = ((from + tiles.length - 1) / W + 1) * at.height;
         // Threads below `ends` also have columns of the channel before: theirs of this one are set 1.
         const u32 ends = first * W < from ? (first + 1) * at.height : 0;
 #pragma unroll 4
@@ -301,47 +304,50 @@ struct InShared {
     // ---- results ---------------------------------------------------------------------------------
 
     // Writes the results of the tile. After each group of rows is read, the copy of the group that
-    // comes groups_of_ring groups later, to the same places, begins.
-    __device__ void apply(u32 tile, const Of (&of)[W]) const {
+    // comes ring_groups groups later, to the same places, begins.
+    __device__ void apply(u32 tile, const Coefs (&coefs)[W]) const {
         if (op.result)
             each_loose<true>(tile, [&](const auto& rows, i64 element) {
-                write<DEPTH, false>(rows, of, element);
+                write<DEPTH, false>(rows, coefs, element);
             });
-        const i32 of_tile = held.groups_of_tile * held.of_group;
-        i32 later_first = held.groups_of_ring * held.of_group - of_tile;
-        u32 later = tile + gridDim.x;
-        while (later_first >= of_tile) later_first -= of_tile, later += gridDim.x;
+        const i32 tile_rows = tiles.tile_groups * tiles.group_rows;
+        i32 later_first = tiles.ring_groups * tiles.group_rows - tile_rows;
+        u32 later_tile = tile + gridDim.x;
+        while (later_first >= tile_rows) later_first -= tile_rows, later_tile += gridDim.x;
         const i64 start_of_tile = at.element(tile);
 #pragma unroll 1
-        for (i32 group = 0; group < held.groups_of_tile; ++group) {
-            const i32 first = group * held.of_group;
-            apply_group(of, first, rest_of(tile, first), start_of_tile + first * at.pitch,
-                        at.element(later) + later_first * at.pitch, rest_of(later, later_first));
+        for (i32 group = 0; group < tiles.tile_groups; ++group) {
+            const i32 first = group * tiles.group_rows;
+            apply_group(coefs, first, rest_of(tile, first), start_of_tile + first * at.pitch,
+                        at.element(later_tile) + later_first * at.pitch,
+                        rest_of(later_tile, later_first));
             async_copy::commit();
-            later_first += held.of_group;
-            if (later_first >= of_tile) later_first = 0, later += gridDim.x;
+            later_first += tiles.group_rows;
+            if (later_first >= tile_rows) later_first = 0, later_tile += gridDim.x;
         }
     }
     // Writes the results of n rows of the tile, and begins to copy n_later rows to their places.
-    __device__ void apply_group(const Of (&of)[W], i32 first, i32 n, i64 element, i64 later,
-                                i32 n_later) const {
+    __device__ void apply_group(const Coefs (&coefs)[W], i32 first, i32 n, i64 element,
+                                i64 later_element, i32 n_later) const {
         const i32 both = n < n_later ? n : n_later, most = n < n_later ? n_later : n;
         const i64 step = DEPTH * at.pitch;
         i32 u = 0;
 #pragma unroll 1
-        for (; u + DEPTH <= both; u += DEPTH, element += step, later += step)
-            apply_rows<DEPTH, true>(of, first + u, element, DEPTH, later, DEPTH);
+        for (; u + DEPTH <= both; u += DEPTH, element += step, later_element += step)
+            apply_rows<DEPTH, true>(coefs, first + u, element, DEPTH, later_element, DEPTH);
 #pragma unroll 1
-        for (; u < most; u += DEPTH, element += step, later += step)
-            apply_rows<DEPTH, false>(of, first + u, element, n - u, later, n_later - u);
+        for (; u < most; u += DEPTH, element += step, later_element += step)
+            apply_rows<DEPTH, false>(coefs, first + u, element, n - u, later_element, n_later - u);
     }
+    // Writes the results of N rows, and begins to copy later rows to their places. Not ALL: n and
+    // n_later rows.
     template <int N, bool ALL>
-    __device__ void apply_rows(const Of (&of)[W], i32 u, i64 element, i32 n, i64 later,
-                               i32 n_later) const {
+    __device__ void apply_rows(const Coefs (&coefs)[W], i32 u, i64 element, i32 n,
+                               i64 later_element, i32 n_later) const {
         Rows<N> rows;
         load<N, ALL>(rows, u, n);
-        start<N, ALL>(later, u, n_later);
-        if (op.result) write<N, ALL>(rows, of, element);
+        start<N, ALL>(later_element, u, n_later);
+        if (op.result) write<N, ALL>(rows, coefs, element);
     }
 
     // All work on a tile, whose copies have begun, and the start of copies of later tiles.
@@ -349,36 +355,37 @@ struct InShared {
         const u32 channel = threadIdx.x, next = tile + gridDim.x;
         const bool leads = channel < at.n_channels(tile);
         ChannelInputs<A> inputs{};
-        A later = 0;
+        A next_reference = 0;
         if (leads) inputs = op.channel_inputs(at.first_channel(tile) + channel);
-        if (next < held.n_tiles && channel < at.n_channels(next)) later = reference(next, channel);
+        if (next < tiles.n_tiles && channel < at.n_channels(next))
+            next_reference = reference(next, channel);
         Sums sums;
         sum(tile, sums);
-        A* const to = shared.inputs + 2 * (turn * held.channels + channel);
+        A* const to = shared.inputs + 2 * (turn * tiles.tile_channels + channel);
         if (leads) to[0] = inputs.first, to[1] = inputs.second;
-        if (channel < held.channels)
-            shared.references[(1 - turn) * held.channels + channel] = later;
-        Of of[W];
-        finish(tile, sums, of);
-        apply(tile, of);
+        if (channel < tiles.tile_channels)
+            shared.references[(1 - turn) * tiles.tile_channels + channel] = next_reference;
+        Coefs coefs[W];
+        finish(tile, sums, coefs);
+        apply(tile, coefs);
         if (leads)
             op.write(at.first_channel(tile) + channel,
                      State::from_shared(shared.totals + FIELDS * channel),
-                     shared.references[turn * held.channels + channel]);
+                     shared.references[turn * tiles.tile_channels + channel]);
         turn = 1 - turn;
-        head += held.step;
-        if (head >= held.ring) head -= held.ring;
+        head += tiles.ring_step;
+        if (head >= tiles.ring_rows) head -= tiles.ring_rows;
     }
 };
 
 // Block b has tiles b, b + gridDim.x, ...: it copies their elements to shared memory once, sums
 // them, and writes results.
 template <int W, class Op>
-__device__ void in_shared(const Op& op, const Held& held, u8* memory) {
-    InShared<Op, W> block(op, held, memory);
+__device__ void in_shared(const Op& op, const StagedTiles& tiles, u8* memory) {
+    InShared<Op, W> block(op, tiles, memory);
     block.begin(blockIdx.x);
 #pragma unroll 1
-    for (u32 tile = blockIdx.x; tile < held.n_tiles; tile += gridDim.x) block.use(tile);
+    for (u32 tile = blockIdx.x; tile < tiles.n_tiles; tile += gridDim.x) block.use(tile);
 }
 
-}  // namespace cto::batch_norm::held
+}  // namespace cto::batch_norm::staged_tiles
