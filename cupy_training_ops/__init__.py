@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import importlib
 
-from . import registry, tracing
+from . import errors, registry, tracing
 from .callables.contexts import release_context
 from .callables.functions import register_python_op, register_triton_op, triton_args
 from .callables.split_step import SplitStep
@@ -78,7 +78,12 @@ def __getattr__(name: str) -> object:
         return _CLASSES[name]
     if name in OPERATORS:
         return globals().setdefault(name, function(name))  # the next look-up finds it
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name.startswith("_"):  # which tools look for
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    spelt = name.islower(), name.lower()  # of functions and classes alike those of its case
+    known = [x for x in __dir__() if x.islower() == spelt[0] or x.lower() == spelt[1]]
+    hint = errors.unknown("attribute", name, known, "`cupy-training-ops ops` lists the operators")
+    raise AttributeError(f"module {__name__!r} has {hint}")
 
 
 def _with_torch() -> object:

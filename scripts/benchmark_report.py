@@ -255,7 +255,8 @@ def generated() -> list[Path]:
 
 def page(measured: list[Record], family: str) -> Iterator[str]:
     """A family's tables, the machine, and rows that are of another commit."""
-    yield from (NOTE, "", f"# Times of {family}", "", machine_line(measured), "")
+    yield from (NOTE, "", f"# Times of {family}", "", *answer(cases(measured, family)), "")
+    yield from (machine_line(measured), "")
     yield "What each column is: [method](../performance.md#method)." + (
         f" {NOTES[family]}" if family in NOTES else ""
     )
@@ -263,6 +264,22 @@ def page(measured: list[Record], family: str) -> Iterator[str]:
     yield from tables(measured, family)
     for commit, names in other_runs(measured, family).items():
         yield f"Of commit {commit}: {', '.join(names)}."
+
+
+def answer(measured: list[Record]) -> Iterator[str]:
+    """How near the rate of a copy a family is, and beside the quickest peers, in a sentence."""
+    n, over, beside, behind = figures(measured)
+    yield (
+        f"Are these kernels fast? {n} cases take {over} of the time of a copy of the same bytes"
+        + (f", and {beside} of the quickest peer's time" if beside else "")
+        + " (geometric means)."
+    )
+    if beside:
+        yield (
+            "No case is behind its peer."
+            if behind == "none"
+            else f"Furthest behind its peer, as our time over its: {behind}."
+        )
 
 
 def other_runs(measured: list[Record], family: str) -> dict[str, list[str]]:

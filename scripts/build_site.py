@@ -73,7 +73,8 @@ def write(sources: Path) -> None:
     for path in written_pages():
         name = path.relative_to(ROOT).as_posix()
         pages[name] = staged(path, name)
-    first = re.sub(r"\]\((?=\w+\.md)", "](docs/", pages.pop("docs/first_steps.md"))
+    first = re.sub(r"\]\((?=\w+\.\w+)", "](docs/", pages.pop("docs/first_steps.md"))
+    first = first.replace("](../", "](")  # a folder higher
     index = (sources / "index.md").read_text("utf-8")
     pages["index.md"] = index.replace("<!-- docs/first_steps.md -->", first.partition("\n")[2])
     (sources / "docs" / "first_steps.md").unlink()

@@ -290,8 +290,24 @@ def test_everything_promised_is_there() -> None:
     for name in cto.__all__:
         assert getattr(cto, name) is not None
     assert set(cto.__all__) == set(dir(cto)) - {"all", "onnx", "torch", "typing", "__version__"}
-    with pytest.raises(AttributeError, match="no attribute 'gist_pack9_encoder'"):
-        _ = cto.gist_pack9_encoder
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gist_pack9_encoder", "; did you mean gist_pack1_encoder, "),
+        ("cross_entropy", "; did you mean softmax_cross_entropy, cross_entropy_loss_and_grad, "),
+        ("adamw", "; did you mean AdamW, "),
+        ("no_such_thing_at_all", "; `cupy-training-ops ops` lists the operators"),
+        ("__wrapped__", ""),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused_with_those_like_it(name, hint) -> None:
+    with pytest.raises(AttributeError) as refusal:
+        getattr(cto, name)
+    message = f"module 'cupy_training_ops' has no attribute {name!r}"
+    assert str(refusal.value).startswith(f"{message}{hint}")
+    assert hint or str(refusal.value) == message
 
 
 def test_what_is_public_hides_nothing_of_pythons() -> None:

@@ -60,6 +60,17 @@ def test_the_index_names_every_page() -> None:
     assert pages <= set(re.findall(r"\]\((\w+\.md)\)", index))
 
 
+def test_each_figure_and_file_of_figures_is_linked_by_a_page() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    linked = {
+        (page.parent / target).resolve()
+        for page in pages
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8"))
+    }
+    beside = {path for path in (ROOT / "docs").rglob("*.*") if path.suffix != ".md"}
+    assert {path.name for path in beside - linked} == set()
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
     targets = re.findall(r"\]\((?!http)([^)#]+)", document.read_text(encoding="utf-8"))

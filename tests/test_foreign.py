@@ -129,6 +129,13 @@ def test_a_device_array_without_cupy(monkeypatch, array) -> None:
     assert isinstance(caught.value.__context__, ProviderError)
 
 
+def test_a_device_array_where_cupy_is_not_installed(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy_backends", None)
+    expected = r"^Gelu: X: CuPy is not installed; install it with: pip install "
+    with pytest.raises(ProviderError, match=expected):
+        cto.gelu(strange(__cuda_array_interface__={"shape": (8,)}))
+
+
 # ---- JAX's arrays, which are read-only ---------------------------------------------------------
 
 JAX_DTYPES = [np.float32, np.float16, jnp.bfloat16]

@@ -28,6 +28,7 @@ from ..machine import processor
 from .errors import Failure
 from .inputs import (
     Member,
+    check_names,
     file_type,
     names_hint,
     naming,
@@ -108,7 +109,7 @@ WRITERS: dict[str, Callable[[IO[bytes], Arrays, Mapping[str, str], Advance], Non
 
 @click.command()
 @click.argument("files", nargs=-1, type=file_type, metavar="FILE...")
-@click.argument("out", type=file_type)
+@click.argument("out", required=False, type=file_type, metavar="OUT")
 @click.option(
     "--codec",
     type=OneOf("codec", CODECS),
@@ -130,7 +131,7 @@ WRITERS: dict[str, Callable[[IO[bytes], Arrays, Mapping[str, str], Advance], Non
 @sync_option
 def encode(
     files: tuple[str, ...],
-    out: str,
+    out: str | None,
     codec: str,
     names: tuple[str, ...],
     dtype: str | None,
@@ -150,7 +151,7 @@ def encode(
     shape, and is written whole or not at all. `cupy_training_ops.Packed.load` reads one array in
     Python.
     """
-    _refuse_missing(files, out, "OUT.npz")
+    out = _required_out(files, out, "OUT.npz")
     options: dict[str, object] = {} if keep_nonfinite else {"keep_nonfinite": False}
     _check_options(codec, options)
     coding = Coding(codec, options, dtype is not None)
@@ -161,6 +162,8 @@ def encode(
             chosen = _select(members, names, out, kind, coding)
         outs = out_files(out, [member.name for member in chosen], ".npz")
         refuse_overwriting(outs if kind is None else [out], files, force)
+        if not is_folder(out) and out.endswith(".npy"):
+            raise Failure(f"{out}: packed arrays are .npz or .safetensors; expected such an OUT")
         if kind is not None:
             _encode_all(chosen, out, kind, coding, bool(names), sync)
             return
@@ -177,10 +180,13 @@ class Coding(NamedTuple):
     raw: bool
 
 
-def _refuse_missing(files: tuple[str, ...], out: str, example: str) -> None:
-    """Refuse a command with one path, which is FILE and not OUT."""
+def _required_out(files: tuple[str, ...], out: str | None, example: str) -> str:
+    """Return OUT; refuse a command without paths, and one with one, which is FILE and not OUT."""
+    if out is None:
+        raise click.UsageError(f"expected FILE and OUT, such as FILE {example}")
     if not files:
         raise click.UsageError(f"{out}: where to? give OUT behind FILE, such as {example}")
+    return out
 
 
 def _container(out: str, members: Sequence[Member], names: tuple[str, ...]) -> str | None:
@@ -208,7 +214,14 @@ def _check_options(codec: str, options: Mapping[str, object]) -> None:
 
 @click.command()
 @click.argument("files", nargs=-1, type=file_type, metavar="FILE...")
-@click.argument("out", type=file_type)
+@click.argument("out", required=False, type=file_type, metavar="OUT")
+@click.option(
+    "--name",
+    "only",
+    multiple=True,
+    type=ArrayName(),
+    help="Only this array; may be given more than once.",
+)
 @click.option(
     "--format",
     "form",
@@ -217,11 +230,18 @@ def _check_options(codec: str, options: Mapping[str, object]) -> None:
 )
 @force_option
 @sync_option
-def decode(files: tuple[str, ...], out: str, form: str | None, force: bool, sync: bool) -> None:
+def decode(
+    files: tuple[str, ...],
+    out: str | None,
+    only: tuple[str, ...],
+    form: str | None,
+    force: bool,
+    sync: bool,
+) -> None:
     """Decode packed files into .npy, .npz or .safetensors.
 
     The ending of OUT says which. .npz and .safetensors hold several arrays: all of a packed file,
-    by their names, and each packed array by its file's; a .safetensors also the texts of its
+    or those of --name, and each packed array by its file's; a .safetensors also the texts of its
     metadata. A folder as OUT (it exists, or ends in /) gets a file for each array. "-" is stdin and
     stdout.
 
@@ -229,7 +249,7 @@ def decode(files: tuple[str, ...], out: str, form: str | None, force: bool, sync
     .safetensors; NumPy's files have no name for it and keep its bytes as raw two-byte elements,
     '<V2', as numpy.save does: `array.view(ml_dtypes.bfloat16)` in Python, --dtype bfloat16 here.
     """
-    _refuse_missing(files, out, "OUT.npy")
+    out = _required_out(files, out, "OUT.npy")
     ending = Path(out).suffix.removeprefix(".")
     form = form or (ending if ending in WRITERS else "npy")
     if not is_folder(out):
@@ -243,6 +263,10 @@ def decode(files: tuple[str, ...], out: str, form: str | None, force: bool, sync
         else:
             arrays += content.items.items()
             metadata |= content.metadata
+    if only:
+        with naming(files):
+            check_names([name for name, _ in arrays], only)
+        arrays = [(name, item) for name, item in arrays if name in only]
     names = [name for name, _ in arrays]
     _refuse_names(names, files, out, form)
     if not is_folder(out):
@@ -260,9 +284,12 @@ def _packed(member: Member, coding: Coding) -> Packed:
     try:
         with progress_bar(array.size, "encoding") as advance:
             packed = encode_in_parts(array, coding.codec, coding.options, advance)
-    except DtypeError as error:
+    except DtypeError:
+        codec = get_codec(coding.codec)
+        reason = why_left_out(member, [codec], coding.raw)
+        types = ", ".join(map(dtype_name, codec.dtypes))
         where = f"{member.file}: {cut(member.name)}"
-        raise Failure(f"{where}: --codec {coding.codec} does not take it: {error}") from None
+        raise Failure(f"{where}: {reason}; expected {types}") from None
     if coding.options:
         _say_zeros(member, array)
     return packed
@@ -338,9 +365,9 @@ def _item(member: Member, coding: Coding, named: bool) -> Item:
             return packed
         reason = f"{packed.nbytes} bytes of codes for {packed.original_nbytes}"
     elif named:
-        what = f"{cut(member.name)}: --codec {coding.codec}: {reason}"
-        raise Failure(f"{member.file}: {what}; without --name it is kept as it is")
-    say(f"{member.file}: {cut(member.name)}: as it is: {reason}", err=True)
+        what = f"{cut(member.name)}: {reason}; without --name it is stored as it is"
+        raise Failure(f"{member.file}: {what}")
+    say(f"{member.file}: {cut(member.name)}: stored as it is: {reason}", err=True)
     return member.kept(coding.raw)
 
 
@@ -400,6 +427,8 @@ def _select(
         chosen = [m for m in chosen if _is_array(m, coding, bool(names))]
     elif is_folder(out) and not names:
         chosen = _fitting(members, coding)
+    elif not chosen:
+        raise Failure("no array in it")
     elif not is_folder(out) and len(chosen) != 1:
         hint = names_hint([member.name for member in chosen])
         how = "give --name, or OUT as .npz, .safetensors or a folder"
@@ -448,24 +477,37 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
     """Say what a file holds, packed or not.
 
     FILE is a packed array or file, .npy, .npz or .safetensors; "-" is stdin. A packed one is read
-    whole, so that damage is found.
+    whole, so that damage is found. A file that cannot be read does not keep others from it.
     """
     lines = JsonLines("info", processor()) if as_json else None
+    unreadable = []
     for file in files:
-        with open_contents(file) as content:
-            if lines is None:
-                _print(file, content)
-            elif isinstance(content, Packed):
-                lines.write("packed", file=file, **_packed_fields(content))
-            elif isinstance(content, PackedFile):
-                for name, item in content.items.items():
-                    if isinstance(item, Packed):
-                        lines.write("packed", file=file, **_packed_fields(item, name))
-                    else:
-                        lines.write("array", file=file, **_kept_fields(name, item))
+        try:
+            with open_contents(file) as content:
+                if lines is None:
+                    _print(file, content)
+                else:
+                    _write_json(lines, file, content)
+        except (Failure, ArgumentError) as error:
+            unreadable.append(str(error))
+    if unreadable:
+        raise Failure("; ".join(unreadable))
+
+
+def _write_json(
+    lines: JsonLines, file: str, content: Packed | PackedFile | Sequence[Member]
+) -> None:
+    if isinstance(content, Packed):
+        lines.write("packed", file=file, **_packed_fields(content))
+    elif isinstance(content, PackedFile):
+        for name, item in content.items.items():
+            if isinstance(item, Packed):
+                lines.write("packed", file=file, **_packed_fields(item, name))
             else:
-                for member in content:
-                    lines.write("array", file=file, **_array_fields(member))
+                lines.write("array", file=file, **_kept_fields(name, item))
+    else:
+        for member in content:
+            lines.write("array", file=file, **_array_fields(member))
 
 
 def _print(file: str, content: Packed | PackedFile | Sequence[Member]) -> None:

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import click
 import numpy as np
@@ -29,7 +29,17 @@ STREAM = "-"  # stdin as FILE, stdout as OUT; `./-` is a file of that name
 MAX_LISTED = 100  # characters of the names of arrays in a message
 NAMELESS = "array"  # what comes from stdin, or has an empty name
 
-file_type = click.Path(allow_dash=True)
+
+class _FilePath(click.Path):
+    """A path, or "-"; an empty one, as of a variable that is not set, is refused."""
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
+        """The path, as it is."""
+        return super().convert(value, param, ctx) if value else self.fail("empty", param, ctx)
+
+
+file_type = _FilePath(allow_dash=True)
+KINDS = ".npy, .npz or .safetensors"
 
 
 class Unread(Protocol):
@@ -111,6 +121,16 @@ def open_contents(file: str) -> Iterator[Packed | PackedFile | list[Member]]:
         yield members if packed is None else packed
 
 
+def array_names(file: str) -> list[str]:
+    """The names of the arrays in a file, packed or not."""
+    with open_contents(file) as content:
+        if isinstance(content, Packed):
+            return [stem(file)]
+        if isinstance(content, PackedFile):
+            return list(content.items)
+        return [member.name for member in content]
+
+
 def read_packed(file: str) -> Packed | PackedFile:
     """The packed array or arrays of a file."""
     with reading(file), _stream(file) as stream:
@@ -129,11 +149,15 @@ def is_raw(dtype: np.dtype[np.generic]) -> bool:
 
 def select(members: list[Member], names: tuple[str, ...]) -> list[Member]:
     """The members of these names, each of which has to be there."""
-    there = [member.name for member in members]
+    check_names([member.name for member in members], names)
+    return [member for member in members if member.name in names]
+
+
+def check_names(there: list[str], names: tuple[str, ...]) -> None:
+    """Refuse a name that no array has."""
     for name in names:
         if name not in there:
             raise Failure(unknown("array", name, there, names_hint(there)))
-    return [member for member in members if member.name in names]
 
 
 @contextlib.contextmanager
@@ -159,6 +183,8 @@ def _load(stream: BinaryFile, file: str) -> Packed | PackedFile:
         if packed_file.KEY not in opened.metadata:
             raise Failure(f"{file}: no packed file: its metadata has no {packed_file.KEY!r}")
         return packed_file.from_safetensors(opened, file)
+    stored_arrays(stream, file, KINDS)
+    stream.seek(0)
     whole = stream if isinstance(stream, Piped) else file
     if container.names(whole, packed_file.FORMAT):
         stream.seek(0)
@@ -177,7 +203,7 @@ def _contents(file: str, stream: BinaryFile) -> tuple[Mapping[str, Unread], Mapp
     """The unread arrays of a file by name, and its texts."""
     if is_safetensors(stream):
         return _opened(file, stream)
-    one_or_more = stored_arrays(stream, file, ".npy, .npz or .safetensors")
+    one_or_more = stored_arrays(stream, file, KINDS)
     arrays = {stem(file): one_or_more} if isinstance(one_or_more, Stored) else one_or_more
     return arrays, {}
 
@@ -211,10 +237,14 @@ def why_left_out(member: Member, codecs: Sequence[Codec], raw: bool) -> str | No
         tensor = member.unread
         return f"{tensor.type} is no type of NumPy's" if isinstance(tensor, Tensor) else "no array"
     if dtype in FP8.values():
-        return f"{dtype} is no type that a codec takes"
+        return f"no codec takes {dtype}"
     is_floating = dtype.kind == "f" or dtype == BFLOAT16
     if any(dtype in codec.dtypes for codec in codecs) or (not codecs and is_floating):
         return None
     hint = "; --dtype bfloat16 reads raw two-byte arrays" if dtype == "V2" else ""
-    what = "no type that a codec asked for takes" if codecs else "no floating-point type"
-    return f"{cut(str(dtype))} is {what}{hint}"
+    kind = cut(str(dtype))
+    if not codecs:
+        return f"{kind} is no floating-point type{hint}"
+    names = ", ".join(codec.name for codec in codecs)
+    which = f"{names} does" if len(codecs) == 1 else f"{names} do"
+    return f"{which} not take {kind}{hint}"

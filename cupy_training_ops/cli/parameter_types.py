@@ -15,7 +15,7 @@ from ..errors import OpError, unknown
 from ..registry import OPERATORS, get_op, names
 from ..samples import Sample
 from ..testing.samples import all_samples
-from .inputs import names_hint, open_arrays
+from .inputs import array_names, names_hint
 
 
 class OneOf(click.Choice[str]):
@@ -58,8 +58,8 @@ class ArrayName(click.types.StringParamType):
         """
         known: list[str] = []
         for file in ctx.args:
-            with contextlib.suppress(OpError, click.ClickException), open_arrays(file) as members:
-                known += [member.name for member in members]
+            with contextlib.suppress(OpError, click.ClickException):
+                known += array_names(file)
         return _starting(known, incomplete)
 
 

@@ -7,6 +7,7 @@ The member `header` is JSON text, every other member is an array.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ import numpy as np
 from ..errors import ArgumentError, cut, shown
 from .atomic_file import atomic_write
 from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, refuse_damage, stored_arrays
+from .safetensors_file import is_safetensors
 
 Header = dict[str, Any]
 
@@ -61,7 +63,7 @@ def write(
     A path is replaced atomically, with `sync` also if the machine crashes. Raises OSError.
     """
     text = json.dumps({"format": kind.name, "version": kind.version, **header})
-    with _writable(file, sync) as stream:
+    with _writable(file, kind, sync) as stream:
         np.savez(stream, header=np.array(text), **arrays)  # type: ignore[arg-type]
 
 
@@ -71,7 +73,9 @@ def load(file: StrPath | BinaryFile, kind: Format) -> Iterator[Opened]:
 
     Raises OSError, MemoryError, and ArgumentError for a damaged or foreign file.
     """
-    with _readable(file) as stream:
+    with _readable(file, kind) as stream:
+        if is_safetensors(stream):
+            raise ArgumentError(f"{file}: no {kind.noun}: it is a .safetensors file")
         members = stored_arrays(stream, file)
         if isinstance(members, Stored):
             dtype = cut(str(members.header().dtype))
@@ -82,7 +86,7 @@ def load(file: StrPath | BinaryFile, kind: Format) -> Iterator[Opened]:
 
 def names(file: StrPath | BinaryFile, kind: Format) -> bool:
     """Return True if a file's header says that it is of this kind; raises as `load`."""
-    with _readable(file) as stream:
+    with _readable(file, kind) as stream:
         members = stored_arrays(stream, file)
         if isinstance(members, Stored) or "header" not in members:
             return False
@@ -90,19 +94,29 @@ def names(file: StrPath | BinaryFile, kind: Format) -> bool:
     return isinstance(header, dict) and header.get("format") == kind.name
 
 
-def _readable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
+def _readable(
+    file: StrPath | BinaryFile, kind: Format
+) -> contextlib.AbstractContextManager[BinaryFile]:
     if isinstance(file, str | os.PathLike):
         return Path(file).open("rb")
-    return contextlib.nullcontext(file)
+    return contextlib.nullcontext(_binary(file, kind, "seek"))
 
 
 def _writable(
-    file: StrPath | BinaryFile, sync: bool
+    file: StrPath | BinaryFile, kind: Format, sync: bool
 ) -> contextlib.AbstractContextManager[BinaryFile]:
     """Open a file for writing; a path is replaced when the stream is closed."""
     if isinstance(file, str | os.PathLike):
         return atomic_write(Path(file), sync)
-    return contextlib.nullcontext(file)
+    return contextlib.nullcontext(_binary(file, kind, "write"))
+
+
+def _binary(file: BinaryFile, kind: Format, method: str) -> BinaryFile:
+    """Return an open file; refuse an object that is none, and a file of text."""
+    if isinstance(file, io.TextIOBase) or not hasattr(file, method):
+        expected = "a path, or a file opened in binary mode"
+        raise ArgumentError(f"{kind.noun}: file: expected {expected}, got {shown(file)}")
+    return file
 
 
 def _member(file: object, kind: Format, members: Mapping[str, Stored], name: str) -> Stored:

@@ -111,7 +111,8 @@ def stored_arrays(
     if magic == _NPY:
         return _array(stream, str(name))
     if not magic.startswith(_NPZ):
-        raise ArgumentError(f"{name}: no {expected} file")
+        why = "" if magic else ", as it is empty"
+        raise ArgumentError(f"{name}: no {expected} file{why}")
     with refuse_damage(str(name)):
         archive = zipfile.ZipFile(stream)
     return {

@@ -130,9 +130,10 @@ class Packed(Summary, Generic[ArrayT]):
     def load(cls, file: StrPath | BinaryFile, provider: Provider = "cpu") -> Packed[Any]:
         """Read what `save` wrote, codes onto the host ("cpu") or the current GPU ("cuda").
 
-        Nothing in the file is executed. Raises ArgumentError if it is damaged, no Packed, or of
-        another format version; OSError if it cannot be read; ProviderError for "cuda" without a
-        GPU.
+        Packed files of several arrays, `.safetensors` or `.npz`, are for `cupy-training-ops
+        decode`. Nothing in the file is executed. Raises ArgumentError if it is damaged, no Packed,
+        or of another format version; OSError if it cannot be read; ProviderError for "cuda" without
+        a GPU.
         """
         if provider not in ("cpu", "cuda"):
             refuse("Packed", "provider", "'cpu' or 'cuda'", repr(provider))

@@ -103,7 +103,9 @@ def write_safetensors(stream: BinaryFile, whole: PackedFile) -> None:
             kind, shape, content = stored_type(name, item), item.shape, item.content
         entries.append(safetensors_file.Entry(name, kind, shape, content.nbytes, [content.data]))
     about = [{"name": n, **_about(i)} for n, i in whole.items.items() if isinstance(i, Packed)]
-    text = json.dumps({"format": FORMAT.name, "version": FORMAT.version, "arrays": about})
+    order = list(whole.items)  # the file's own is by alignment
+    header = {"format": FORMAT.name, "version": FORMAT.version, "arrays": about, "order": order}
+    text = json.dumps(header)
     safetensors_file.save(stream, entries, {**whole.metadata, KEY: text})
 
 
@@ -141,6 +143,10 @@ def from_safetensors(opened: safetensors_file.Opened, file: object) -> PackedFil
                 items[name] = Kept.of_tensor(tensor)
         if coded:
             raise KeyError(next(iter(coded)))
+        if "order" in header:  # older files lack it
+            if sorted(header["order"]) != sorted(items):
+                raise ValueError("the order names other arrays")
+            items = {name: items[name] for name in header["order"]}
     return PackedFile(items, texts)
 
 

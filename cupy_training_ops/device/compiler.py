@@ -299,9 +299,10 @@ def importing(part: str) -> Iterator[None]:
     except (ImportError, RuntimeError, OSError) as error:
         pass_on(error)
         reason = " ".join(str(error.__cause__ or error).split())  # CuPy's own message is long
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "cupy_backends"
+        why = "CuPy is not installed" if is_missing else f"{part} cannot be loaded ({reason})"
         raise ProviderError(
-            f"{part} cannot be loaded ({reason}); "
-            "install it with: pip install 'cupy-training-ops[cuda12x]'"
+            f"{why}; install it with: pip install 'cupy-training-ops[cuda12x]'"
         ) from None
 
 

@@ -74,6 +74,9 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
     ) -> None:
         if not isinstance(artifacts, str | os.PathLike):
             refuse("TrainingSession", "artifacts", "the path of a folder", shown(artifacts))
+        if Path(artifacts).is_file():
+            expected = "the path of a folder (`from_model` trains one model)"
+            refuse("TrainingSession", "artifacts", expected, f"the file {shown(str(artifacts))}")
         paths = {name: Path(artifacts) / f"{prefix}{name}" for name in FILES}
         training, evaluation, optimizer = [paths[name] for name in FILES[:3]]
         checkpoint = read_checkpoint(paths["checkpoint"])

@@ -260,8 +260,6 @@ class Layout:
     def check_numbers(self, state: State) -> None:
         """Refuse a state whose entries that are no arrays do not fit the optimizer."""
         self._check_keys(state, self.numbers)
-        if state["optimizer"] != self.optimizer:
-            self._refuse("optimizer", self.optimizer, shown(state["optimizer"]))
         step = state.get("step", 0)
         if isinstance(step, dict) and step.keys() == self.shapes.keys():
             for name, made in step.items():
@@ -270,11 +268,17 @@ class Layout:
             self._check_step("step", step)
         self._check_each("shapes", state["shapes"], tuple, self.shapes)
 
+    def _check_optimizer(self, name: object) -> None:
+        if not isinstance(name, str) or name != self.optimizer:
+            self._refuse("optimizer", self.optimizer, shown(name))
+
     def _check_step(self, key: str, step: object) -> None:
         if type(step) is not int or not 0 <= step <= MAX_STEP:
             self._refuse(key, "the number of steps that were made", shown(step))
 
     def _check_keys(self, state: object, keys: Sequence[str]) -> None:
+        if isinstance(state, dict):  # whose keys say less than its name
+            self._check_optimizer(state.get("optimizer", self.optimizer))
         if not isinstance(state, dict) or state.keys() != set(keys):
             got = list(state) if isinstance(state, dict) else type(state).__name__
             self._refuse("", f"a dictionary of {', '.join(keys)}", shown(got))

@@ -577,6 +577,8 @@ def linear_cross_entropy(
     _refuse_others(
         "linear_cross_entropy", {"linear_bias": linear_bias, "weight": weight}, **tensors
     )
+    if ignore_index is not None and not hasattr(type(ignore_index), "__index__"):
+        refuse("linear_cross_entropy", "ignore_index", "an integer or None", shown(ignore_index))
     terms = _terms("linear_cross_entropy", label_smoothing, lse_square_scale, softcap)
     if not torch.compiler.is_compiling() and differentiates():
         reason: Unserved | None = _DERIVATIVE

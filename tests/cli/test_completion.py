@@ -51,6 +51,14 @@ def test_names_are_completed(words, expected) -> None:
     assert completed(*words) == expected
 
 
+def test_arrays_of_packed_files_are_completed(file, tmp_path) -> None:
+    for packed in ("packed.npz", "packed.safetensors"):
+        command = ["encode", file, str(tmp_path / packed), "--codec", "pack16"]
+        assert CliRunner().invoke(main, command).exit_code == 0
+        before = ("decode", str(tmp_path / packed), "out.npz", "--name")
+        assert completed(*before, "conv") == ["conv1", "conv2"]
+
+
 def test_arrays_of_the_files_that_are_given_are_completed(file) -> None:
     for before in ([file], [file, "out"], [file, "out", "--codec", "pack8"]):
         assert completed("encode", *before, "--name", "conv") == ["conv1", "conv2"]

@@ -121,9 +121,8 @@ def test_what_no_codec_takes_is_refused(array, tmp_path):
     source, packed = tmp_path / "x.npy", tmp_path / "x.packed"
     np.save(source, array)
     refused = call("encode", source, packed, "--codec", "pack8")
-    assert_refused(
-        refused, f"{source}: x: --codec pack8 does not take it", "expected dtype float32"
-    )
+    said = f"{source}: x: pack8 does not take {array.dtype}; expected float32, float16"
+    assert_refused(refused, said)
     assert not packed.exists()
 
 
@@ -135,6 +134,49 @@ def test_unknown_codec_is_refused(source, tmp_path):
 def test_one_path_alone_is_the_file_and_what_is_missing_is_out(command, example, source):
     """Not FILE, as Click would say."""
     assert_refused(call(command, source), f"{source}: where to? give OUT behind FILE", example)
+
+
+@pytest.mark.parametrize("command", ["encode", "decode"])
+def test_a_command_alone_misses_file_and_out(command):
+    assert_refused(call(command), "expected FILE and OUT")
+
+
+@pytest.mark.parametrize("paths", [("", "y.npz"), ("x.npy", "")], ids=["file", "out"])
+@pytest.mark.parametrize("command", ["encode", "decode"])
+def test_an_empty_path_is_refused(command, paths):
+    """As "$UNSET" is one."""
+    assert_refused(call(command, *paths), "Invalid value", "empty")
+
+
+def test_packed_arrays_do_not_get_the_ending_of_one_that_is_not(source, tmp_path):
+    out = tmp_path / "y.npy"
+    assert_refused(call("encode", source, out), "y.npy: packed arrays are .npz or .safetensors")
+    assert not out.exists()
+
+
+def test_empty_files_are_called_so(tmp_path):
+    for name in ("x.npy", "x.npz", "x.safetensors"):
+        (tmp_path / name).touch()
+        for command in ("encode", "decode"):
+            refused = call(command, tmp_path / name, tmp_path / "y.npz")
+            assert_refused(refused, "no .npy, .npz or .safetensors file, as it is empty")
+
+
+def test_a_file_without_arrays_is_refused(tmp_path):
+    np.savez(tmp_path / "x.npz")
+    assert_refused(call("encode", tmp_path / "x.npz", tmp_path / "y.npz"), "x.npz: no array in it")
+
+
+def test_info_says_what_it_can_of_several_files(source, tmp_path):
+    empty, text = tmp_path / "empty.npy", tmp_path / "text.npy"
+    empty.touch()
+    text.write_text("what else")
+    result = call("info", empty, source, text)
+    assert result.exit_code == 2
+    assert f"{source}: 1 array" in result.stdout
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"Error: {empty}: no ")
+    assert f"; {text}: no " in line
 
 
 def test_what_is_no_packed_file_is_refused(source, tmp_path):

@@ -256,3 +256,12 @@ def test_a_file_that_lacks_elements_is_not_mapped(tmp_path):
     os.truncate(tmp_path / "x.npy", 500)
     with (tmp_path / "x.npy").open("rb") as stream, pytest.raises(ArgumentError, match="800 bytes"):
         numpy_file.stored_arrays(stream, "x").map()
+
+
+@pytest.mark.parametrize("file", [3, None, io.StringIO("text")], ids=["number", "none", "text"])
+def test_what_is_neither_a_path_nor_a_binary_file_is_refused(file):
+    expected = r"^packed array: file: expected a path, or a file opened in binary mode, got "
+    with pytest.raises(ArgumentError, match=expected):
+        Packed.load(file)
+    with pytest.raises(ArgumentError, match=expected):
+        cto.compress(np.ones(8, np.float32), "pack8").save(file)

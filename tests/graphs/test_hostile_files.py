@@ -453,3 +453,10 @@ def texts(message) -> Iterator[tuple[tuple[str, int | None], ...]]:
                 yield ((field.name, i),)
             elif hasattr(item, "ListFields"):
                 yield from (((field.name, i), *rest) for rest in texts(item))
+
+
+def test_a_model_in_place_of_a_folder_is_refused_with_what_takes_one(tmp_path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"a model")
+    expected = r"artifacts: expected the path of a folder \(`from_model` trains one model\), got"
+    with pytest.raises(cto.ArgumentError, match=expected):
+        cto.onnx.TrainingSession(tmp_path / "model.onnx", np)

@@ -152,11 +152,12 @@ ARRAY = np.zeros((40, 3), np.float32)
 WRONG = {
     "empty": (b"", "no .npy or .npz file"),
     "text": (b"what else", "no .npy or .npz file"),
+    "tensors": (b"\x02" + b"\0" * 7 + b"{}", "no optimizer state: it is a .safetensors file"),
     "packed": (packed_file(), "no optimizer state: its header does not say"),
     "archive": (repacked(GOOD, header=None), "no optimizer state: it has no member 'header'"),
     "newer": (with_header(GOOD, version=2), "expected format version 1, got 2; a newer"),
     "another class": (saved(optimizer("Adam")), "AdamW: state optimizer: expected AdamW"),
-    "no moments": (saved(optimizer("SGD")), "AdamW: state: expected a dictionary of optimizer"),
+    "no moments": (saved(optimizer("SGD")), "AdamW: state optimizer: expected AdamW, got 'SGD'"),
     "a shape": (saved(optimizer(shape=(3, 40))), "state shapes['w']: expected shape (40, 3), got"),
     "names": (saved(optimizer(names=("w", "c"))), "state shapes: expected entries of ['w', 'b']"),
     "a type": (saved(optimizer(dtype="bfloat16")), "state moment_1['w']: expected float32, got bf"),

@@ -273,3 +273,13 @@ def test_sums_of_a_large_z_loss_fit(leaf, dtype) -> None:
     (theirs.cross_entropy(scores, target) + 0.5 * scores.logsumexp(1).square().mean()).backward()
     for a, b in zip(leaves, wide, strict=True):
         assert (a.grad - b.grad).norm() <= 2e-2 * b.grad.norm()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_an_index_to_ignore_that_is_none_is_refused(leaf, labels, reduction) -> None:
+    """As a reduction where the earlier form had the index."""
+    expected = "linear_cross_entropy: ignore_index: expected an integer or None, got 'sum'"
+    with pytest.raises(ArgumentError, match=expected):
+        functional.linear_cross_entropy(
+            leaf(5, 3), leaf(7, 3), labels(7, 5), ignore_index="sum", reduction=reduction
+        )
