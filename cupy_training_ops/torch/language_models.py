@@ -289,7 +289,10 @@ def _headed_forward(cls: Any) -> _Forward:
         loss = _loss(head, hidden, labels, kind.loss, cap, named)
         result = output(loss=loss, **{name: outputs.get(name) for name in fields})
         is_dict = self.config.return_dict if is_dict is None else is_dict
-        return result if is_dict else result.to_tuple()
+        if is_dict:
+            return result
+        loss, *others = result.to_tuple()
+        return loss, None, *others  # each where loops look it up
 
     return forward
 
@@ -305,6 +308,9 @@ def _unserved(head: Any, named: dict[str, Any]) -> Unserved | None:
     keep = named.get("logits_to_keep", 0)
     if not isinstance(keep, int) or keep:
         return Unserved("logits_to_keep", "0 with labels", keep)
+    ignored = named.get("ignore_index", -100)
+    if not hasattr(type(ignored), "__index__"):
+        return Unserved("ignore_index", "an integer", ignored)
     if type(head).forward is not torch.nn.Linear.forward or "forward" in head.__dict__:
         return Unserved("head", "a torch.nn.Linear", type(head).__name__)
     if _has_hooks(head):

@@ -113,7 +113,9 @@ def _their_measured(
             )
             for scale in (square, 0.0)
         ]
-        predicted = scores.argmax(int(scores.dim() > 1)).masked_fill(target == ignore_index, -1)
+        dim = int(scores.dim() > 1)
+        is_left = (target == ignore_index) | ~scores.amax(dim).isfinite()
+        predicted = scores.argmax(dim).masked_fill(is_left, -1)
     loss = _their_regularized(input, target, weight, ignore_index, reduction, dtype, *terms)
     return loss, loss, losses[0] - losses[1], predicted
 
@@ -227,12 +229,15 @@ def cross_entropy(
     """
     if not isinstance(input, Tensor) or not isinstance(target, Tensor):
         refuse_others("cross_entropy", input=input, target=target)
+    if ignore_index is None:
+        refuse("cross_entropy", "ignore_index", "an integer", "None")
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
     terms: tuple[float, ...] = ()
     has_terms = label_smoothing or lse_square_scale or softcap
     is_measured = return_z_loss or return_token_accuracy or return_predicted_tokens
     if has_terms or is_measured or weight is not None or target.dtype not in _CLASSES:
+        refuse_others("cross_entropy", {"weight": weight})
         terms = _terms("cross_entropy", label_smoothing, lse_square_scale, softcap)
         if target.dtype not in _CLASSES:
             if is_measured:
@@ -333,9 +338,12 @@ def _unserved_probabilities(
     widest = torch.promote_types(input.dtype, target.dtype)
     if weight is not None:
         widest = torch.promote_types(widest, weight.dtype)
-    if widest == torch.float64 != input.dtype or input.dtype not in FLOATS:
+    if input.dtype not in FLOATS:
+        expected = "floating-point numbers of 16 to 64 bits"
+        return Unserved("input", expected, str(input.dtype))
+    if widest == torch.float64 != input.dtype:
         return Unserved("input", f"dtype {widest}", str(input.dtype))
-    if ignore_index >= 0:
+    if not hasattr(type(ignore_index), "__index__") or ignore_index >= 0:
         return Unserved("ignore_index", "a negative number with probabilities", ignore_index)
     return None
 
@@ -351,6 +359,8 @@ def _terms(
             refuse(function, name, "a number", shown(value))
         if name != "label_smoothing" and not 0 <= value < math.inf:
             refuse(function, name, "a finite number of at least 0", shown(value))
+        if not value >= 0:  # PyTorch's functions compute the loss without it
+            refuse(function, name, "a number from 0 to 1", shown(value))
     return float(label_smoothing), float(lse_square_scale), float(cap)
 
 
@@ -454,6 +464,9 @@ def linear_cross_entropy(
     refuse_others("linear_cross_entropy", {"linear_bias": linear_bias, "weight": weight}, **tensors)
     if ignore_index is not None and not hasattr(type(ignore_index), "__index__"):
         refuse("linear_cross_entropy", "ignore_index", "an integer or None", shown(ignore_index))
+    if dtype is not None and dtype not in FLOATS:
+        expected = "a floating-point dtype of 16 to 64 bits, or None"
+        refuse("linear_cross_entropy", "dtype", expected, shown(dtype))
     terms = _terms("linear_cross_entropy", label_smoothing, lse_square_scale, softcap)
     wanted = return_z_loss, return_token_accuracy, return_predicted_tokens
     is_dense = target.dtype not in _CLASSES
@@ -556,6 +569,10 @@ def _unserved_linear(
     ignore_index: int | None,
 ) -> Unserved | None:
     """Return the argument of a linear layer's loss that kernels refuse."""
+    others = {"linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
+    for name, tensor in (*others.items(), ("weight", weight)):
+        if tensor is not None and tensor.device != input.device:
+            refuse("linear_cross_entropy", name, f"device {input.device}", str(tensor.device))
     if linear_weight.dim() < 2 or not input.dim() or linear_weight.shape[-1] != input.shape[-1]:
         features = input.shape[-1] if input.dim() else "features"
         expected = f"shape (classes, ..., {features}), as the input's features"
@@ -585,7 +602,9 @@ def _unserved_linear(
     layer = (input, linear_weight) if linear_bias is None else (input, linear_weight, linear_bias)
     if len({x.dtype for x in layer}) > 1 and not torch.is_autocast_enabled(input.device.type):
         return Unserved("input", f"dtype {linear_weight.dtype}", str(input.dtype))
-    return _WEIGHT if getattr(weight, "requires_grad", False) else unserved_tensor(*layer)
+    if getattr(weight, "requires_grad", False):
+        return _WEIGHT
+    return unserved_tensor(*layer, target, weight)
 
 
 def _their_linear_loss(

@@ -203,6 +203,16 @@ class _Measuring:
         self.return_token_accuracy = return_token_accuracy
         self.return_predicted_tokens = return_predicted_tokens
 
+    def extra_repr(self) -> str:
+        """Return PyTorch's text, with options that are not the default."""
+        options = [
+            f"{name}={value}"
+            for name, value in self._options().items()
+            if value != getattr(_Measuring, name)
+        ]
+        theirs: str = super().extra_repr()  # type: ignore[misc]
+        return ", ".join(filter(None, [theirs, *options]))
+
     def _options(self) -> dict[str, Any]:
         names = "lse_square_scale", "softcap", "return_z_loss", "return_token_accuracy"
         return {name: getattr(self, name) for name in (*names, "return_predicted_tokens")}

@@ -200,6 +200,34 @@ def test_what_it_does_not_serve_is_refused_in_words(leaf, labels) -> None:
         functional.gelu(hidden, "erf")
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, "float32", float])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_dtype_of_no_loss_is_refused(leaf, labels, dtype, reduction) -> None:
+    """An integer would round the loss, and have no gradient."""
+    given = leaf(8, 16), leaf(32, 16), labels(32, 8)
+    with pytest.raises(ArgumentError, match="dtype: expected a floating-point dtype"):
+        functional.linear_cross_entropy(*given, reduction=reduction, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["linear_weight", "target", "linear_bias", "weight"])
+def test_tensors_elsewhere_are_refused(leaf, labels, name) -> None:
+    """A weight without data gave a loss of memory that nothing was written to."""
+    given = {"linear_weight": leaf(32, 16), "target": labels(32, 8)}
+    given |= {"linear_bias": leaf(32), "weight": leaf(32, gradients=False)}
+    with pytest.raises(ArgumentError, match=f"{name}: expected device cpu, got meta"):
+        functional.linear_cross_entropy(leaf(8, 16), **given | {name: given[name].to("meta")})
+
+
+def test_kinds_of_tensors_that_no_loss_has(leaf, labels) -> None:
+    hidden, weight, target = leaf(8, 16), leaf(32, 16), labels(32, 8)
+    complex_weight = torch.ones(32, dtype=torch.complex64)
+    with pytest.raises(ArgumentError, match="dtype: expected floating-point numbers"):
+        functional.linear_cross_entropy(hidden, weight, target, weight=complex_weight)
+    shares = torch.eye(32, dtype=torch.float64)[target]
+    found = functional.linear_cross_entropy(hidden, weight, shares.to_sparse())  # by PyTorch
+    torch.testing.assert_close(found, theirs.cross_entropy(hidden @ weight.t(), target))
+
+
 @small
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("reduction", ["mean", "none"])

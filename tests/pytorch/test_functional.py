@@ -295,3 +295,55 @@ def test_gradients_of_a_bias_without_elements(leaf, shape) -> None:
         dx, dbias = torch.autograd.grad(y, (x, bias), torch.ones_like(y))
         assert dx.shape == shape
         assert torch.equal(dbias, torch.zeros_like(bias))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0, 3, 5), (2, 3, 0), (0, 1)])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"return_z_loss": True}, {}])
+def test_a_loss_of_no_rows(leaf, shape, reduction, options) -> None:
+    x, target = leaf(*shape), torch.zeros((shape[0], *shape[2:]), dtype=torch.int64)
+    for y in (x, x.detach()):
+        result = functional.cross_entropy(y, target, reduction=reduction, **options)
+        for each in result[:2] if options.get("return_z_loss") else (result,):
+            assert each.shape == (target.shape if reduction == "none" else ())
+            assert each.sum() == 0
+    loss = functional.cross_entropy(x, target, **options)
+    loss = loss[0] if options.get("return_z_loss") else loss
+    assert torch.autograd.grad(loss, x)[0].shape == shape
+
+
+def test_predictions_inside_of_derivatives_are_those_outside(leaf) -> None:
+    """-1 where softmax is NaN, and where the target is ignored."""
+    x, target = leaf(5, 7).detach(), torch.tensor([0, 1, -100, 3, 4])
+    x[0, 2], x[1, 3], x[3], x[4, 0] = torch.nan, torch.inf, -torch.inf, -torch.inf
+
+    def predict(x):
+        result = functional.cross_entropy(x, target, return_predicted_tokens=True)
+        return result.loss, result.predicted_tokens
+
+    expected = predict(x)[1]
+    assert expected[:4].tolist() == [-1] * 4
+    assert expected[4] == x[4].argmax()
+    assert torch.equal(torch.func.grad(predict, has_aux=True)(x)[1], expected)
+
+
+@pytest.mark.parametrize("is_dense", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("weight", [1.0] * 5, "a tensor"),
+        ("ignore_index", None, "an integer"),
+        ("label_smoothing", -0.1, "a number from 0 to 1"),
+        ("label_smoothing", torch.nan, "a number from 0 to 1"),
+    ],
+)
+def test_arguments_that_no_loss_has(leaf, labels, is_dense, name, value, expected) -> None:
+    target = leaf(8, 5).softmax(1).detach() if is_dense else labels(5, 8)
+    with pytest.raises(ArgumentError, match=f"cross_entropy: {name}: expected {expected}, got"):
+        functional.cross_entropy(leaf(8, 5), target, **{name: value})
+
+
+def test_an_index_to_ignore_that_is_none_of_probabilities(leaf) -> None:
+    x = leaf(8, 5)
+    with pytest.raises(ArgumentError, match="ignore_index: expected a negative number"):
+        functional.cross_entropy(x, x.softmax(1), ignore_index="a")

@@ -170,6 +170,13 @@ def test_arguments_of_the_loss_are_transformers(labels) -> None:
     assert_same(converted, model, inputs, ignore_index=5)
 
 
+def test_an_index_to_ignore_that_is_none_is_refused_as_by_transformers(labels) -> None:
+    """Labels that are shifted would end in 0, which counts."""
+    converted, _ = pair_of("llama")
+    with pytest.raises(TypeError, match="ignore_index: expected an integer, got None"):
+        converted(**inputs_of("llama", labels), ignore_index=None)
+
+
 def test_a_batch_without_labels_that_count(labels) -> None:
     """A mean of no rows is 0 here, NaN there; shares of a batch are 0 in both."""
     converted, model = pair_of("llama")
@@ -224,7 +231,7 @@ def test_results_have_what_transformers_have_in_them(labels, family) -> None:
         for a, b in zip(found.get(name) or (), expected.get(name) or (), strict=True):
             torch.testing.assert_close(a, b, atol=5e-5, rtol=5e-5)
     as_tuple = converted(**named, return_dict=False)
-    assert [*map(type, as_tuple)] == kinds
+    assert [*map(type, as_tuple)] == [kinds[0], type(None), *kinds[1:]]  # None for the scores
     words = inputs["input_ids"]
     if family == "t5":
         by_place = converted(words, inputs["attention_mask"], labels=inputs["labels"])

@@ -148,6 +148,14 @@ def test_a_layer_with_its_loss(leaf, labels, out_features) -> None:
     )
 
 
+def test_losses_say_their_options() -> None:
+    options = {"softcap": 30.0, "lse_square_scale": 0.5, "return_z_loss": True}
+    text = "lse_square_scale=0.5, softcap=30.0, return_z_loss=True"
+    assert repr(nn.CrossEntropyLoss(**options)) == f"CrossEntropyLoss({text})"
+    assert f", {text}\n" in repr(nn.LinearCrossEntropyLoss(3, 5, **options)).replace("(\n  ", ", ")
+    assert repr(nn.CrossEntropyLoss()) == repr(theirs.CrossEntropyLoss())
+
+
 # ---- convert -------------------------------------------------------------------------------------
 
 
