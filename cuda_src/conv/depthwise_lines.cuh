@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT Convolutions with groups of one channel and one filter, of arrays
-// (n, position, channel). A thread has a vector of V channels, a block a tile of
-// LINE_VECTORS vectors.
+// SPDX-License-Identifier: MIT
+// Convolutions with groups of one channel and one filter, of arrays (n, position, channel). A
+// thread has a vector of V channels, a block a tile of LINE_VECTORS vectors.
 #pragma once
 #include "conv/depthwise.cuh"
 
