@@ -244,7 +244,11 @@ class YieldOp(_Control):
     full_shape_outputs = attribute(integers, doc="places whose gradient has the full shape")
 
     def __call__(self, /, *inputs: object, **named: Any) -> Yielded:
-        """The value that the generator function is to yield, after the checks of every call."""
+        """Return what the step function of SplitStep is to yield, after the usual checks.
+
+        It has all the arrays, those of them that get a gradient, and for each of the latter whether
+        its gradient has the full shape.
+        """
         if named.get("outputs") is not None:
             refuse(self.name, "outputs", "None: all gradients are sent", shown(named["outputs"]))
         differentiable = super().__call__(*inputs, **named)
