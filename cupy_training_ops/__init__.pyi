@@ -99,6 +99,8 @@ __all__ = [
     "average_pool",
     "average_pool_grad",
     "batch_norm_internal",
+    "batch_norm_relu",
+    "batch_norm_relu_grad",
     "batch_normalization_grad",
     "batch_scale",
     "bias_dropout",
@@ -115,11 +117,14 @@ __all__ = [
     "conv_transpose",
     "conv_transpose_grad",
     "cross_entropy_loss_and_grad",
+    "dense_cross_entropy_loss_and_grad",
     "div_grad",
     "dropout",
     "dropout_grad",
     "fake_quant",
     "fake_quant_grad",
+    "fast_ge_glu",
+    "fast_ge_glu_grad",
     "fast_gelu",
     "fast_gelu_grad",
     "flash_attention",
@@ -176,6 +181,7 @@ __all__ = [
     "log_softmax_grad_13",
     "max_pool",
     "max_pool_grad",
+    "measured_cross_entropy_loss_and_grad",
     "megatron_f",
     "megatron_g",
     "mixed_precision_scale",
@@ -221,6 +227,8 @@ __all__ = [
     "sparse_softmax_cross_entropy",
     "sparse_softmax_cross_entropy_grad",
     "split_training",
+    "swi_glu",
+    "swi_glu_grad",
     "tanh_grad",
     "triton_op",
     "view",
@@ -237,6 +245,8 @@ __all__ = [
     "AveragePool",
     "AveragePoolGrad",
     "BatchNormInternal",
+    "BatchNormRelu",
+    "BatchNormReluGrad",
     "BatchNormalizationGrad",
     "BatchScale",
     "BiasDropout",
@@ -253,11 +263,14 @@ __all__ = [
     "ConvTranspose",
     "ConvTransposeGrad",
     "CrossEntropyLossAndGrad",
+    "DenseCrossEntropyLossAndGrad",
     "DivGrad",
     "Dropout",
     "DropoutGrad",
     "FakeQuant",
     "FakeQuantGrad",
+    "FastGeGlu",
+    "FastGeGluGrad",
     "FastGelu",
     "FastGeluGrad",
     "FlashAttention",
@@ -314,6 +327,7 @@ __all__ = [
     "LogSoftmaxGrad_13",
     "MaxPool",
     "MaxPoolGrad",
+    "MeasuredCrossEntropyLossAndGrad",
     "MegatronF",
     "MegatronG",
     "MixedPrecisionScale",
@@ -359,6 +373,8 @@ __all__ = [
     "SparseSoftmaxCrossEntropy",
     "SparseSoftmaxCrossEntropyGrad",
     "SplitTraining",
+    "SwiGlu",
+    "SwiGluGrad",
     "TanhGrad",
     "TritonOp",
     "View",
@@ -472,6 +488,10 @@ def get_op(name: Literal["AveragePoolGrad"], version: int | None = None, domain:
 @overload
 def get_op(name: Literal["BatchNormInternal"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BatchNormInternal]: ...
 @overload
+def get_op(name: Literal["BatchNormRelu"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[BatchNormRelu]: ...
+@overload
+def get_op(name: Literal["BatchNormReluGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[BatchNormReluGrad]: ...
+@overload
 def get_op(name: Literal["BatchNormalizationGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BatchNormalizationGrad]: ...
 @overload
 def get_op(name: Literal["BatchScale"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[BatchScale]: ...
@@ -504,6 +524,8 @@ def get_op(name: Literal["ConvTransposeGrad"], version: int | None = None, domai
 @overload
 def get_op(name: Literal["CrossEntropyLossAndGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[CrossEntropyLossAndGrad]: ...
 @overload
+def get_op(name: Literal["DenseCrossEntropyLossAndGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[DenseCrossEntropyLossAndGrad]: ...
+@overload
 def get_op(name: Literal["DivGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[DivGrad]: ...
 @overload
 def get_op(name: Literal["Dropout"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[Dropout]: ...
@@ -513,6 +535,10 @@ def get_op(name: Literal["DropoutGrad"], version: int | None = None, domain: Lit
 def get_op(name: Literal["FakeQuant"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FakeQuant]: ...
 @overload
 def get_op(name: Literal["FakeQuantGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FakeQuantGrad]: ...
+@overload
+def get_op(name: Literal["FastGeGlu"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[FastGeGlu]: ...
+@overload
+def get_op(name: Literal["FastGeGluGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[FastGeGluGrad]: ...
 @overload
 def get_op(name: Literal["FastGelu"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[FastGelu]: ...
 @overload
@@ -626,6 +652,8 @@ def get_op(name: Literal["MaxPool"], version: int | None = None, domain: Literal
 @overload
 def get_op(name: Literal["MaxPoolGrad"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[MaxPoolGrad]: ...
 @overload
+def get_op(name: Literal["MeasuredCrossEntropyLossAndGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[MeasuredCrossEntropyLossAndGrad]: ...
+@overload
 def get_op(name: Literal["MegatronF"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[MegatronF]: ...
 @overload
 def get_op(name: Literal["MegatronG"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[MegatronG]: ...
@@ -717,6 +745,10 @@ def get_op(name: Literal["SparseSoftmaxCrossEntropy"], version: int | None = Non
 def get_op(name: Literal["SparseSoftmaxCrossEntropyGrad"], version: int | None = None, domain: Literal["ai.onnx"] | None = None) -> type[SparseSoftmaxCrossEntropyGrad]: ...
 @overload
 def get_op(name: Literal["SplitTraining"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[SplitTraining]: ...
+@overload
+def get_op(name: Literal["SwiGlu"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[SwiGlu]: ...
+@overload
+def get_op(name: Literal["SwiGluGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[SwiGluGrad]: ...
 @overload
 def get_op(name: Literal["TanhGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[TanhGrad]: ...
 @overload
@@ -1517,6 +1549,118 @@ def batch_norm_internal(
     workspace: _Memory | None = None,
 ) -> tuple[Any, Any, Any, Any, Any]: ...
 @overload
+def batch_norm_relu(
+    X: _NumPy, scale: _NumPy, B: _NumPy, running_mean: _NumPy, running_var: _NumPy,
+    residual: _NumPy | None = None, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9,
+    unbiased: _Boolean = True,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Batch normalisation and relu: Y = max(0, scale (X - mean) inv_std + B + residual). Returns (Y, saved_mean, saved_inv_std)."""
+@overload
+def batch_norm_relu(
+    X: _NumPy, scale: _NumPy, B: _NumPy, running_mean: _NumPy, running_var: _NumPy,
+    residual: _NumPy | None = None, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9,
+    unbiased: _Boolean = True,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def batch_norm_relu(
+    X: Tensor[_T], scale: Tensor[_T], B: Tensor[_T], running_mean: Tensor[_T],
+    running_var: Tensor[_T], residual: Tensor[_T] | None = None, *, epsilon: _Real = 1e-05,
+    momentum: _Real = 0.9, unbiased: _Boolean = True,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T]: ...
+@overload
+def batch_norm_relu(
+    X: Tensor[_T], scale: Tensor[_T], B: Tensor[_T], running_mean: Tensor[_T],
+    running_var: Tensor[_T], residual: Tensor[_T] | None = None, *, epsilon: _Real = 1e-05,
+    momentum: _Real = 0.9, unbiased: _Boolean = True,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+@overload
+def batch_norm_relu(
+    X: CupyArray, scale: CupyArray, B: CupyArray, running_mean: CupyArray, running_var: CupyArray,
+    residual: CupyArray | None = None, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9,
+    unbiased: _Boolean = True,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+@overload
+def batch_norm_relu(
+    X: CupyArray, scale: CupyArray, B: CupyArray, running_mean: CupyArray, running_var: CupyArray,
+    residual: CupyArray | None = None, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9,
+    unbiased: _Boolean = True,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def batch_norm_relu(
+    X: _Other, scale: _Other, B: _Other, running_mean: _Other, running_var: _Other,
+    residual: _Other | None = None, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9,
+    unbiased: _Boolean = True,
+    out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any]: ...
+@overload
+def batch_norm_relu_grad(
+    dY: _NumPy, X: _NumPy, Y: _NumPy, scale: _NumPy, saved_mean: _NumPy, saved_inv_std: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Gradient of BatchNormRelu: residual_grad = dZ = dY where Y > 0, else 0. Returns (X_grad, scale_grad, bias_grad, residual_grad)."""
+@overload
+def batch_norm_relu_grad(
+    dY: _NumPy, X: _NumPy, Y: _NumPy, scale: _NumPy, saved_mean: _NumPy, saved_inv_std: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def batch_norm_relu_grad(
+    dY: Tensor[_T], X: Tensor[_T], Y: Tensor[_T], scale: Tensor[_T], saved_mean: Tensor[_T],
+    saved_inv_std: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T, _T]: ...
+@overload
+def batch_norm_relu_grad(
+    dY: Tensor[_T], X: Tensor[_T], Y: Tensor[_T], scale: Tensor[_T], saved_mean: Tensor[_T],
+    saved_inv_std: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any]: ...
+@overload
+def batch_norm_relu_grad(
+    dY: CupyArray, X: CupyArray, Y: CupyArray, scale: CupyArray, saved_mean: CupyArray,
+    saved_inv_std: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+@overload
+def batch_norm_relu_grad(
+    dY: CupyArray, X: CupyArray, Y: CupyArray, scale: CupyArray, saved_mean: CupyArray,
+    saved_inv_std: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def batch_norm_relu_grad(
+    dY: _Other, X: _Other, Y: _Other, scale: _Other, saved_mean: _Other, saved_inv_std: _Other, *,
+    out: tuple[_Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any, Any]: ...
+@overload
 def batch_normalization_grad(
     dY: _NumPy, X: _NumPy, scale: _NumPy, saved_mean: _NumPy, saved_inv_std: _NumPy, *,
     epsilon: _Real,
@@ -1982,7 +2126,7 @@ def conv(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: NDArray[Any] | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> NDArray[Any]:
     """Convolution: Y[n, m, o] = B[m] + sum over c, k of X[n, c, o s - p + k d] W[m, c, k]. Returns Y."""
@@ -1994,7 +2138,7 @@ def conv(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: Tensor[_T] | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: Tensor[_T] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> _T: ...
 @overload
@@ -2005,7 +2149,7 @@ def conv(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: CupyArray | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: CupyArray | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> CupyArray: ...
 @overload
@@ -2016,7 +2160,7 @@ def conv(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: _Other | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: _Other | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> Any: ...
 @overload
@@ -2027,7 +2171,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -2040,7 +2184,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
@@ -2052,7 +2196,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[_T, _T, _T]: ...
@@ -2064,7 +2208,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
 ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
@@ -2076,7 +2220,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
@@ -2088,7 +2232,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
 ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
@@ -2100,7 +2244,7 @@ def conv_grad(
     kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, Any, Any]: ...
@@ -2114,7 +2258,7 @@ def conv_transpose(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: NDArray[Any] | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> NDArray[Any]:
     """Transposed convolution: Y[n, m, i s - p + k d] = B[m] + sum of X[n, c, i] W[c, m, k]. Returns Y."""
@@ -2128,7 +2272,7 @@ def conv_transpose(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: Tensor[_T] | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: Tensor[_T] | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> _T: ...
 @overload
@@ -2141,7 +2285,7 @@ def conv_transpose(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: CupyArray | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: CupyArray | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> CupyArray: ...
 @overload
@@ -2154,7 +2298,7 @@ def conv_transpose(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False, out: _Other | None = None,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False, out: _Other | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> Any: ...
 @overload
@@ -2167,7 +2311,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -2182,7 +2326,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
 ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
@@ -2196,7 +2340,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[_T, _T, _T]: ...
@@ -2210,7 +2354,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
 ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
@@ -2224,7 +2368,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
     outputs: None = None, workspace: _Memory | None = None,
 ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
@@ -2238,7 +2382,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]], workspace: _Memory | None = None,
 ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
@@ -2252,7 +2396,7 @@ def conv_transpose_grad(
     output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
     strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-    allow_tf32: _Boolean = False,
+    allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, Any, Any]: ...
@@ -2321,6 +2465,71 @@ def cross_entropy_loss_and_grad(
     outputs: Sequence[Literal["output", "d_scores"]] | None = None,
     workspace: _Memory | None = None,
 ) -> tuple[Any, Any]: ...
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: _NumPy, target: _NumPy, weights: _NumPy | None = None,
+    row_weights: _NumPy | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Loss against probabilities, and its gradients: loss of a row = -sum of share log_prob. Returns (output, d_scores, d_target)."""
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: _NumPy, target: _NumPy, weights: _NumPy | None = None,
+    row_weights: _NumPy | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "d_target"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: Tensor[_T], target: Tensor[_T], weights: Tensor[_T] | None = None,
+    row_weights: Tensor[_T] | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T]: ...
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: Tensor[_T], target: Tensor[_T], weights: Tensor[_T] | None = None,
+    row_weights: Tensor[_T] | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "d_target"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: CupyArray, target: CupyArray, weights: CupyArray | None = None,
+    row_weights: CupyArray | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: CupyArray, target: CupyArray, weights: CupyArray | None = None,
+    row_weights: CupyArray | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "d_target"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def dense_cross_entropy_loss_and_grad(
+    scores: _Other, target: _Other, weights: _Other | None = None,
+    row_weights: _Other | None = None, loss_scale: _Reals | _Other | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "d_target"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any]: ...
 @overload
 def div_grad(
     dY: _NumPy, A: _NumPy, B: _NumPy, *,
@@ -2502,6 +2711,69 @@ def fake_quant_grad(
     dY: _Other, gradient_mask: _Other, *, out: _Other | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any: ...
+@overload
+def fast_ge_glu(
+    A: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gated Gelu by tanh: Y = FastGelu(A) B. Returns Y."""
+@overload
+def fast_ge_glu(
+    A: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def fast_ge_glu(
+    A: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def fast_ge_glu(
+    A: _Other, B: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def fast_ge_glu_grad(
+    dY: _NumPy, A: _NumPy, B: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gradient of FastGeGlu: dA = (dY B) slope, dB = dY FastGelu(A), slope as in FastGeluGrad. Returns (dA, dB)."""
+@overload
+def fast_ge_glu_grad(
+    dY: _NumPy, A: _NumPy, B: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def fast_ge_glu_grad(
+    dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def fast_ge_glu_grad(
+    dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def fast_ge_glu_grad(
+    dY: CupyArray, A: CupyArray, B: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def fast_ge_glu_grad(
+    dY: CupyArray, A: CupyArray, B: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def fast_ge_glu_grad(
+    dY: _Other, A: _Other, B: _Other, *, out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
 @overload
 def fast_gelu(
     X: _NumPy, bias: _NumPy | None = None, *, out: NDArray[Any] | None = None,
@@ -4272,6 +4544,81 @@ def max_pool_grad(
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any: ...
 @overload
+def measured_cross_entropy_loss_and_grad(
+    scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Loss, gradient and more: z_loss of a row = lse_square_scale ln(sum of e^scores)^2. Returns (output, d_scores, z_loss, predicted)."""
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]],
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[_T, _T, _T, _T]: ...
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]],
+    workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any]: ...
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: None = None, workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]],
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+@overload
+def measured_cross_entropy_loss_and_grad(
+    scores: _Other, labels: _Other, weights: _Other | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | _Other | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, label_smoothing: _Real = 0.0, lse_square_scale: _Real = 0.0,
+    softcap: _Real = 0.0,
+    out: tuple[_Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any, Any]: ...
+@overload
 def megatron_f(
     input: _NumPy, *, group: ProcessGroup, group_type: _Integer = 0,
     out: NDArray[Any] | None = None, outputs: Sequence[Literal["output"]] | None = None,
@@ -5766,6 +6113,69 @@ def split_training(
     outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, ...]: ...
 @overload
+def swi_glu(
+    A: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gated SiLU: Y = A s(A) B, s(A) = 1 / (1 + exp(-A)). Returns Y."""
+@overload
+def swi_glu(
+    A: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def swi_glu(
+    A: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def swi_glu(
+    A: _Other, B: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def swi_glu_grad(
+    dY: _NumPy, A: _NumPy, B: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gradient of SwiGlu: dA = (dY B) s (1 + A (1 - s)), dB = dY A s, s = 1 / (1 + exp(-A)). Returns (dA, dB)."""
+@overload
+def swi_glu_grad(
+    dY: _NumPy, A: _NumPy, B: _NumPy, *,
+    out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+@overload
+def swi_glu_grad(
+    dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[_T, _T]: ...
+@overload
+def swi_glu_grad(
+    dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+    out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[_T | Any, _T | Any]: ...
+@overload
+def swi_glu_grad(
+    dY: CupyArray, A: CupyArray, B: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+    workspace: _Memory | None = None,
+) -> tuple[CupyArray, CupyArray]: ...
+@overload
+def swi_glu_grad(
+    dY: CupyArray, A: CupyArray, B: CupyArray, *,
+    out: tuple[CupyArray | None, CupyArray | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+@overload
+def swi_glu_grad(
+    dY: _Other, A: _Other, B: _Other, *, out: tuple[_Other | None, _Other | None] | None = None,
+    outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]: ...
+@overload
 def tanh_grad(
     dY: _NumPy, Y: _NumPy, *, out: NDArray[Any] | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -6803,6 +7213,151 @@ class BatchNormInternal(Op):
         outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]] | None = None,
     ) -> int: ...
 
+class BatchNormRelu(Op):
+    """Batch normalisation and relu: Y = max(0, scale (X - mean) inv_std + B + residual). Returns (Y, saved_mean, saved_inv_std)."""
+    epsilon: Final[float]
+    momentum: Final[float]
+    unbiased: Final[bool]
+    def __init__(
+        self, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9, unbiased: _Boolean = True,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, X: _NumPy, scale: _NumPy, B: _NumPy, running_mean: _NumPy, running_var: _NumPy,
+        residual: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, X: _NumPy, scale: _NumPy, B: _NumPy, running_mean: _NumPy, running_var: _NumPy,
+        residual: _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], scale: Tensor[_T], B: Tensor[_T], running_mean: Tensor[_T],
+        running_var: Tensor[_T], residual: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], scale: Tensor[_T], B: Tensor[_T], running_mean: Tensor[_T],
+        running_var: Tensor[_T], residual: Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, scale: CupyArray, B: CupyArray, running_mean: CupyArray,
+        running_var: CupyArray, residual: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, scale: CupyArray, B: CupyArray, running_mean: CupyArray,
+        running_var: CupyArray, residual: CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, X: _Other, scale: _Other, B: _Other, running_mean: _Other, running_var: _Other,
+        residual: _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any]: ...
+    def bound(
+        self, X: _Array | EllipsisType, scale: _Array | EllipsisType, B: _Array | EllipsisType,
+        running_mean: _Array | EllipsisType, running_var: _Array | EllipsisType,
+        residual: _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, scale: _Array, B: _Array, running_mean: _Array, running_var: _Array,
+        residual: _Array | None = None, *,
+        outputs: Sequence[Literal["Y", "saved_mean", "saved_inv_std"]] | None = None,
+    ) -> int: ...
+
+class BatchNormReluGrad(Op):
+    """Gradient of BatchNormRelu: residual_grad = dZ = dY where Y > 0, else 0. Returns (X_grad, scale_grad, bias_grad, residual_grad)."""
+    def __init__(self) -> None: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, X: _NumPy, Y: _NumPy, scale: _NumPy, saved_mean: _NumPy,
+        saved_inv_std: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, X: _NumPy, Y: _NumPy, scale: _NumPy, saved_mean: _NumPy,
+        saved_inv_std: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], Y: Tensor[_T], scale: Tensor[_T],
+        saved_mean: Tensor[_T], saved_inv_std: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], Y: Tensor[_T], scale: Tensor[_T],
+        saved_mean: Tensor[_T], saved_inv_std: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, Y: CupyArray, scale: CupyArray, saved_mean: CupyArray,
+        saved_inv_std: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, Y: CupyArray, scale: CupyArray, saved_mean: CupyArray,
+        saved_inv_std: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, Y: _Other, scale: _Other, saved_mean: _Other,
+        saved_inv_std: _Other, *,
+        out: tuple[_Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any, Any]: ...
+    def bound(
+        self, dY: _Array | EllipsisType, X: _Array | EllipsisType, Y: _Array | EllipsisType,
+        scale: _Array | EllipsisType, saved_mean: _Array | EllipsisType,
+        saved_inv_std: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, X: _Array, Y: _Array, scale: _Array, saved_mean: _Array,
+        saved_inv_std: _Array, *,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad", "residual_grad"]] | None = None,
+    ) -> int: ...
+
 class BatchNormalizationGrad(Op):
     """Gradient: X_grad = scale saved_inv_std (dY - mean of dY - xhat mean of (dY xhat)). Returns (X_grad, scale_grad, bias_grad)."""
     epsilon: Final[float]
@@ -7431,13 +7986,14 @@ class Conv(Op):
     pads: Final[tuple[int, ...] | None]
     strides: Final[tuple[int, ...] | None]
     allow_tf32: Final[bool]
+    tf32x3: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
         dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
         kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-        allow_tf32: _Boolean = False,
+        allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     ) -> None: ...
     @overload
     def __call__(
@@ -7480,13 +8036,14 @@ class ConvGrad(Op):
     pads: Final[tuple[int, ...] | None]
     strides: Final[tuple[int, ...] | None]
     allow_tf32: Final[bool]
+    tf32x3: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
         dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
         kernel_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-        allow_tf32: _Boolean = False,
+        allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     ) -> None: ...
     @overload
     def __call__(
@@ -7553,6 +8110,7 @@ class ConvTranspose(Op):
     pads: Final[tuple[int, ...] | None]
     strides: Final[tuple[int, ...] | None]
     allow_tf32: Final[bool]
+    tf32x3: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
         dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
@@ -7561,7 +8119,7 @@ class ConvTranspose(Op):
         output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-        allow_tf32: _Boolean = False,
+        allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     ) -> None: ...
     @overload
     def __call__(
@@ -7606,6 +8164,7 @@ class ConvTransposeGrad(Op):
     pads: Final[tuple[int, ...] | None]
     strides: Final[tuple[int, ...] | None]
     allow_tf32: Final[bool]
+    tf32x3: Final[bool]
     def __init__(
         self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
         dilations: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None, group: _Integer = 1,
@@ -7614,7 +8173,7 @@ class ConvTransposeGrad(Op):
         output_shape: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         pads: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
         strides: Sequence[_Integer] | NDArray[np.integer[Any]] | None = None,
-        allow_tf32: _Boolean = False,
+        allow_tf32: _Boolean = False, tf32x3: _Boolean = False,
     ) -> None: ...
     @overload
     def __call__(
@@ -7746,6 +8305,86 @@ class CrossEntropyLossAndGrad(Op):
         self, scores: _Array, labels: _Array, weights: _Array | None = None,
         ignore_index: _Integers | None = None, loss_scale: _Reals | _Array | None = None, *,
         outputs: Sequence[Literal["output", "d_scores"]] | None = None,
+    ) -> int: ...
+
+class DenseCrossEntropyLossAndGrad(Op):
+    """Loss against probabilities, and its gradients: loss of a row = -sum of share log_prob. Returns (output, d_scores, d_target)."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    output_type: Final[np.dtype[Any] | None]
+    label_smoothing: Final[float]
+    lse_square_scale: Final[float]
+    softcap: Final[float]
+    def __init__(
+        self, *, reduction: Literal["mean", "sum", "none"] = "mean",
+        output_type: _Dtype | None = None, label_smoothing: _Real = 0.0,
+        lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, scores: _NumPy, target: _NumPy, weights: _NumPy | None = None,
+        row_weights: _NumPy | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, scores: _NumPy, target: _NumPy, weights: _NumPy | None = None,
+        row_weights: _NumPy | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "d_target"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], target: Tensor[_T], weights: Tensor[_T] | None = None,
+        row_weights: Tensor[_T] | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], target: Tensor[_T], weights: Tensor[_T] | None = None,
+        row_weights: Tensor[_T] | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "d_target"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, target: CupyArray, weights: CupyArray | None = None,
+        row_weights: CupyArray | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, target: CupyArray, weights: CupyArray | None = None,
+        row_weights: CupyArray | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "d_target"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, scores: _Other, target: _Other, weights: _Other | None = None,
+        row_weights: _Other | None = None, loss_scale: _Reals | _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "d_target"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any]: ...
+    def bound(
+        self, scores: _Array | EllipsisType, target: _Array | EllipsisType,
+        weights: _Array | None | EllipsisType = None,
+        row_weights: _Array | None | EllipsisType = None,
+        loss_scale: _Reals | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "d_target"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, scores: _Array, target: _Array, weights: _Array | None = None,
+        row_weights: _Array | None = None, loss_scale: _Reals | _Array | None = None, *,
+        outputs: Sequence[Literal["output", "d_scores", "d_target"]] | None = None,
     ) -> int: ...
 
 class DivGrad(Op):
@@ -7999,6 +8638,92 @@ class FakeQuantGrad(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, dY: _Array, gradient_mask: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class FastGeGlu(Op):
+    """Gated Gelu by tanh: Y = FastGelu(A) B. Returns Y."""
+    def __init__(self) -> None: ...
+    @overload
+    def __call__(
+        self, A: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, A: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, A: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, A: _Other, B: _Other, *, out: _Other | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, A: _Array | EllipsisType, B: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, A: _Array, B: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class FastGeGluGrad(Op):
+    """Gradient of FastGeGlu: dA = (dY B) slope, dB = dY FastGelu(A), slope as in FastGeluGrad. Returns (dA, dB)."""
+    def __init__(self) -> None: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, A: _NumPy, B: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, A: _NumPy, B: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, A: CupyArray, B: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, A: CupyArray, B: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, dY: _Other, A: _Other, B: _Other, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, dY: _Array | EllipsisType, A: _Array | EllipsisType, B: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, A: _Array, B: _Array, *,
+        outputs: Sequence[Literal["dA", "dB"]] | None = None,
     ) -> int: ...
 
 class FastGelu(Op):
@@ -10345,6 +11070,87 @@ class MaxPoolGrad(Op):
         outputs: Sequence[Literal["dX"]] | None = None,
     ) -> int: ...
 
+class MeasuredCrossEntropyLossAndGrad(Op):
+    """Loss, gradient and more: z_loss of a row = lse_square_scale ln(sum of e^scores)^2. Returns (output, d_scores, z_loss, predicted)."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    output_type: Final[np.dtype[Any] | None]
+    check: Final[bool]
+    label_smoothing: Final[float]
+    lse_square_scale: Final[float]
+    softcap: Final[float]
+    def __init__(
+        self, *, reduction: Literal["mean", "sum", "none"] = "mean",
+        output_type: _Dtype | None = None, check: _Boolean = False, label_smoothing: _Real = 0.0,
+        lse_square_scale: _Real = 0.0, softcap: _Real = 0.0,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, scores: _NumPy, labels: _NumPy, weights: _NumPy | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _NumPy | None = None, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[_T, _T, _T, _T]: ...
+    @overload
+    def __call__(
+        self, scores: Tensor[_T], labels: Tensor[_T], weights: Tensor[_T] | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | Tensor[_T] | None = None, *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any, _T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: None = None, workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray, CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, scores: CupyArray, labels: CupyArray, weights: CupyArray | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | CupyArray | None = None, *,
+        out: tuple[CupyArray | None, CupyArray | None, CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]],
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any, CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, scores: _Other, labels: _Other, weights: _Other | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _Other | None = None, *,
+        out: tuple[_Other | None, _Other | None, _Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any, Any]: ...
+    def bound(
+        self, scores: _Array | EllipsisType, labels: _Array | EllipsisType,
+        weights: _Array | None | EllipsisType = None,
+        ignore_index: _Integers | None | EllipsisType = None,
+        loss_scale: _Reals | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, scores: _Array, labels: _Array, weights: _Array | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _Array | None = None, *,
+        outputs: Sequence[Literal["output", "d_scores", "z_loss", "predicted"]] | None = None,
+    ) -> int: ...
+
 class MegatronF(Op):
     """The identity before tensor-parallel layers: output = input; its gradient is MegatronG. Returns output."""
     group: Final[ProcessGroup]
@@ -12506,6 +13312,92 @@ class SplitTraining(Op):
     def workspace_nbytes(
         self, input: _Array, split: _Integers | None = None, *,
         outputs: Sequence[Literal["outputs"]] | None = None,
+    ) -> int: ...
+
+class SwiGlu(Op):
+    """Gated SiLU: Y = A s(A) B, s(A) = 1 / (1 + exp(-A)). Returns Y."""
+    def __init__(self) -> None: ...
+    @overload
+    def __call__(
+        self, A: _NumPy, B: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, A: Tensor[_T], B: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, A: CupyArray, B: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, A: _Other, B: _Other, *, out: _Other | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, A: _Array | EllipsisType, B: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, A: _Array, B: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class SwiGluGrad(Op):
+    """Gradient of SwiGlu: dA = (dY B) s (1 + A (1 - s)), dB = dY A s, s = 1 / (1 + exp(-A)). Returns (dA, dB)."""
+    def __init__(self) -> None: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, A: _NumPy, B: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, A: _NumPy, B: _NumPy, *,
+        out: tuple[NDArray[Any] | None, NDArray[Any] | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[NDArray[Any] | Any, NDArray[Any] | Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[_T, _T]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], A: Tensor[_T], B: Tensor[_T], *,
+        out: tuple[Tensor[_T] | None, Tensor[_T] | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[_T | Any, _T | Any]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, A: CupyArray, B: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None, outputs: None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[CupyArray, CupyArray]: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, A: CupyArray, B: CupyArray, *,
+        out: tuple[CupyArray | None, CupyArray | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]], workspace: _Memory | None = None,
+    ) -> tuple[CupyArray | Any, CupyArray | Any]: ...
+    @overload
+    def __call__(
+        self, dY: _Other, A: _Other, B: _Other, *,
+        out: tuple[_Other | None, _Other | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, dY: _Array | EllipsisType, A: _Array | EllipsisType, B: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, A: _Array, B: _Array, *,
+        outputs: Sequence[Literal["dA", "dB"]] | None = None,
     ) -> int: ...
 
 class TanhGrad(Op):

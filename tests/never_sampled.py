@@ -4,6 +4,4 @@
 NEVER_SAMPLED = {
     f"adasum_all_reduce__{part}": "a group of one rank has nothing to combine"
     for part in ("dots", "scales", "combine")
-} | {
-    f"batch_normalization_grad__column_{part}": "arrays of 160 MiB" for part in ("sums", "results")
 }

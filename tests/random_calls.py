@@ -290,6 +290,8 @@ CALLS: Mapping[str, Maker] = {
     "SparseSoftmaxCrossEntropy": loss_of_rows,
     "SoftmaxCrossEntropy": dense_loss,
     "CrossEntropyLossAndGrad": labelled_loss,
+    "DenseCrossEntropyLossAndGrad": dense_loss,
+    "MeasuredCrossEntropyLossAndGrad": labelled_loss,
     "SoftmaxCrossEntropyLossGrad": loss_gradient,
     "SoftmaxCrossEntropyLossInternalGrad": loss_gradient,
     "SparseSoftmaxCrossEntropyGrad": gradient_of_rows,

@@ -76,6 +76,25 @@ struct QuickGeluGrad {
     }
 };
 
+struct SwiGlu {
+    __device__ void operator()(ACC a, ACC b, ACC& y) const { y = gated(a, a) * b; }
+};
+struct SwiGluGrad {
+    __device__ void operator()(ACC dy, ACC a, ACC b, ACC& da, ACC& db) const {
+        da = dy * b * quick_gelu_slope(a);
+        db = dy * gated(a, a);
+    }
+};
+struct FastGeGlu {
+    __device__ void operator()(ACC a, ACC b, ACC& y) const { y = fast_gelu_value(a) * b; }
+};
+struct FastGeGluGrad {
+    __device__ void operator()(ACC dy, ACC a, ACC b, ACC& da, ACC& db) const {
+        da = dy * b * fast_gelu_slope(a);
+        db = dy * fast_gelu_value(a);
+    }
+};
+
 }  // namespace cto
 
 using namespace cto;
@@ -152,4 +171,27 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     quick_gelu_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned, ACC alpha) {
     map_elements<Tile>(n, aligned, QuickGeluGrad{alpha}, in(dy), in(x), out(dx));
+}
+
+// y = a s b, s = 1 / (1 + e^-a).
+extern "C" __global__ void __launch_bounds__(THREADS)
+    swi_glu(const T* a, const T* b, T* y, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, SwiGlu{}, in(a), in(b), out(y));
+}
+// da = dy b d/da (a s), db = dy a s, s = 1 / (1 + e^-a).
+extern "C" __global__ void __launch_bounds__(THREADS)
+    swi_glu_grad(const T* dy, const T* a, const T* b, T* da, T* db, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, SwiGluGrad{}, in(dy), in(a), in(b), out_if_wanted(da),
+                       out_if_wanted(db));
+}
+// y = a s b, s = 1 / (1 + e^-v), v = 2 sqrt(2 / pi) (a + 0.044715 a^3).
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fast_ge_glu(const T* a, const T* b, T* y, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, FastGeGlu{}, in(a), in(b), out(y));
+}
+// da = dy b d/da (a s), db = dy a s, s = 1 / (1 + e^-v), v = 2 sqrt(2 / pi) (a + 0.044715 a^3).
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fast_ge_glu_grad(const T* dy, const T* a, const T* b, T* da, T* db, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, FastGeGluGrad{}, in(dy), in(a), in(b), out_if_wanted(da),
+                       out_if_wanted(db));
 }

@@ -48,6 +48,9 @@ namespace cto::facts::attention {
 
 // Rows that a warp multiplies at once
 constexpr int BAND = 16;
+// Of rows, and of elements in one of all heads: so that they and their sums have 32 bits. Numbers of
+// keys beyond it, or below its opposite, are read as it.
+constexpr int MAX_EXTENT = 1073741824;
 // Elements of a head in shared memory: a multiple of 32
 constexpr int HEAD = CTO_HEAD;
 // 1: every row starts at a multiple of 16 bytes, and ends at one

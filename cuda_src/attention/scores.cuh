@@ -20,8 +20,6 @@ __device__ __forceinline__ Sum factor_of(const Problem& problem) {
     return 1;
 }
 
-constexpr int LOWEST_LENGTH = -(1 << 30), MOST_LENGTH = 1 << 30;
-
 __device__ __forceinline__ Sum infinity() { return __int_as_float(0x7F800000); }
 
 // Where a block is, and which keys its queries see.
@@ -34,9 +32,8 @@ struct Head {
     __device__ Head(const Problem& of, const i64* lengths, int number, int heads)
         : problem(of), batch(number / heads), head(number % heads), limit(of.keys), offset(0) {
         if (lengths != nullptr) {
-            const i64 length = lengths[batch];
-            const int bounded = static_cast<int>(
-                max(static_cast<i64>(LOWEST_LENGTH), min(length, static_cast<i64>(MOST_LENGTH))));
+            constexpr i64 MOST = MAX_EXTENT;
+            const int bounded = static_cast<int>(max(-MOST, min(lengths[batch], MOST)));
             limit = max(0, min(limit, bounded));
             offset = bounded - of.queries;
         }

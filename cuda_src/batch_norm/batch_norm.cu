@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Batch normalisation and its gradient.  CPU provider: cupy_training_ops/families/batch_norm/reference.py
 //
-// Each operator has seven kernels. A channel that fits into a block is read once:
+// Each operator has seven kernels, those of the gradient behind __gradient_of. With relu they are the
+// same, compiled with RELU 1; their last parameters are null without. A channel that fits into a block
+// is read once:
 //     __channels                 into registers
-//     __staged_channels            into shared memory, in slots of 16 bytes
-//     __narrow_staged_channels     the same, in slots of 8 bytes
+//     __staged_channels          into shared memory, in slots of 16 bytes
+//     __narrow_staged_channels   the same, in slots of 8 bytes
 // Other channels are shared by several blocks, and read a second time from the L2 cache (schedule.cuh):
 //     __channel_parts            by vectors
 //     __single_channel_parts     by elements
@@ -44,56 +46,56 @@ using namespace cto;
 // y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A block has a
 // channel in registers, loaded in vectors.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    batch_norm_internal__channels(const T* x, void* scale, void* bias, void* input_mean,
-                                  void* input_var, T* y, void* running_mean, void* running_var,
-                                  void* saved_mean, void* saved_inv_std,
-                                  const __grid_constant__ Halves half,
-                                  const __grid_constant__ Rule rule,
-                                  const __grid_constant__ Pieces pieces) {
+    batch_norm__channels(const T* x, void* scale, void* bias, void* input_mean, void* input_var,
+                         T* y, void* running_mean, void* running_var, void* saved_mean,
+                         void* saved_inv_std, const __grid_constant__ Halves half,
+                         const __grid_constant__ Rule rule, const __grid_constant__ Pieces pieces,
+                         const T* residual) {
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
-                                  running_var, saved_mean, saved_inv_std, half, rule);
+                                  running_var, saved_mean, saved_inv_std, half, rule, residual);
     in_registers<vec::WIDTH<T>>(op, pieces);
 }
 
 // y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. Blocks share a
 // channel, which they read twice, in vectors: by_schedule.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_internal__channel_parts(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm__channel_parts(
     const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
     void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
     const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
     const __grid_constant__ Pieces pieces, A* partials, A* coefficients, Zeroed<u32>* counters,
-    const __grid_constant__ Schedule schedule) {
+    const __grid_constant__ Schedule schedule, const T* residual) {
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
-                                  running_var, saved_mean, saved_inv_std, half, rule);
+                                  running_var, saved_mean, saved_inv_std, half, rule, residual);
     by_schedule(op, InPieces<Normalization, vec::WIDTH<T>>{op, pieces}, schedule,
                 {partials, coefficients, {counters}});
 }
 
 // y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. Blocks share a
 // channel, which they read twice, element by element: by_schedule.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    batch_norm_internal__single_channel_parts(
-        const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
-        void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
-        const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
-        const __grid_constant__ Pieces pieces, A* partials, A* coefficients, Zeroed<u32>* counters,
-        const __grid_constant__ Schedule schedule) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm__single_channel_parts(
+    const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
+    void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
+    const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
+    const __grid_constant__ Pieces pieces, A* partials, A* coefficients, Zeroed<u32>* counters,
+    const __grid_constant__ Schedule schedule, const T* residual) {
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
-                                  running_var, saved_mean, saved_inv_std, half, rule);
+                                  running_var, saved_mean, saved_inv_std, half, rule, residual);
     by_schedule(op, InPieces<Normalization, 1>{op, pieces}, schedule,
                 {partials, coefficients, {counters}});
 }
 
 // y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A channel is
 // `columns.length` columns of a matrix; blocks share rows, which they read twice: by_schedule.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__column_parts(
-    const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
-    void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
-    const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
-    const __grid_constant__ Columns columns, A* partials, A* coefficients, Zeroed<u32>* counters,
-    const __grid_constant__ Schedule schedule) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    batch_norm__column_parts(const T* x, void* scale, void* bias, void* input_mean, void* input_var,
+                             T* y, void* running_mean, void* running_var, void* saved_mean,
+                             void* saved_inv_std, const __grid_constant__ Halves half,
+                             const __grid_constant__ Rule rule,
+                             const __grid_constant__ Columns columns, A* partials, A* coefficients,
+                             Zeroed<u32>* counters, const __grid_constant__ Schedule schedule,
+                             const T* residual) {
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
-                                  running_var, saved_mean, saved_inv_std, half, rule);
+                                  running_var, saved_mean, saved_inv_std, half, rule, residual);
     by_schedule(op, InColumns<Normalization, false>{op, columns, nullptr, {}}, schedule,
                 {partials, coefficients, {counters}});
 }
@@ -102,18 +104,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__co
 // `columns.length` columns of a matrix of 2-byte elements; rows go through shared memory (Ring), where
 // the last ones stay for the second pass: by_own_parts.
 extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
-    batch_norm_internal__column_rings(const T* x, void* scale, void* bias, void* input_mean,
-                                      void* input_var, T* y, void* running_mean, void* running_var,
-                                      void* saved_mean, void* saved_inv_std,
-                                      const __grid_constant__ Halves half,
-                                      const __grid_constant__ Rule rule,
-                                      const __grid_constant__ Columns columns, A* partials,
-                                      A* coefficients, Zeroed<u32>* counters, u32* before,
-                                      const __grid_constant__ Schedule schedule) {
+    batch_norm__column_rings(const T* x, void* scale, void* bias, void* input_mean, void* input_var,
+                             T* y, void* running_mean, void* running_var, void* saved_mean,
+                             void* saved_inv_std, const __grid_constant__ Halves half,
+                             const __grid_constant__ Rule rule,
+                             const __grid_constant__ Columns columns, A* partials, A* coefficients,
+                             Zeroed<u32>* counters, u32* before,
+                             const __grid_constant__ Schedule schedule, const T* residual) {
     extern __shared__ __align__(16) u8 ring[];
     if constexpr (sizeof(T) == 2) {
         const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
-                                      running_var, saved_mean, saved_inv_std, half, rule);
+                                      running_var, saved_mean, saved_inv_std, half, rule, residual);
         by_own_parts(op,
                      InColumns<Normalization, true>{op, columns, ring, async_copy::place_of(ring)},
                      schedule, {partials, coefficients, {counters}}, before);
@@ -123,31 +124,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
 // y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A block copies channels
 // to shared memory, in slots of 16 bytes, and reads them there: in_shared.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
-    batch_norm_internal__staged_channels(const T* x, void* scale, void* bias, void* input_mean,
-                                         void* input_var, T* y, void* running_mean,
-                                         void* running_var, void* saved_mean, void* saved_inv_std,
-                                         const __grid_constant__ Halves half,
-                                         const __grid_constant__ Rule rule,
-                                         const __grid_constant__ StagedTiles tiles) {
+    batch_norm__staged_channels(const T* x, void* scale, void* bias, void* input_mean,
+                                void* input_var, T* y, void* running_mean, void* running_var,
+                                void* saved_mean, void* saved_inv_std,
+                                const __grid_constant__ Halves half,
+                                const __grid_constant__ Rule rule,
+                                const __grid_constant__ StagedTiles tiles, const T* residual) {
     extern __shared__ __align__(16) u8 shared[];
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
-                                  running_var, saved_mean, saved_inv_std, half, rule);
+                                  running_var, saved_mean, saved_inv_std, half, rule, residual);
     in_shared<vec::WIDTH<T>>(op, tiles, shared);
 }
 
 // y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A block copies channels
 // to shared memory, in slots of 8 bytes, and reads them there: in_shared.
-extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
-    batch_norm_internal__narrow_staged_channels(const T* x, void* scale, void* bias,
-                                                void* input_mean, void* input_var, T* y,
-                                                void* running_mean, void* running_var,
-                                                void* saved_mean, void* saved_inv_std,
-                                                const __grid_constant__ Halves half,
-                                                const __grid_constant__ Rule rule,
-                                                const __grid_constant__ StagedTiles tiles) {
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1) batch_norm__narrow_staged_channels(
+    const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
+    void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
+    const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
+    const __grid_constant__ StagedTiles tiles, const T* residual) {
     extern __shared__ __align__(16) u8 shared[];
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
-                                  running_var, saved_mean, saved_inv_std, half, rule);
+                                  running_var, saved_mean, saved_inv_std, half, rule, residual);
     in_shared<vec::WIDTH<T> / 2>(op, tiles, shared);
 }
 
@@ -155,27 +153,26 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 // scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A block has a channel in
 // registers, loaded in vectors.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    batch_normalization_grad__channels(const T* dy, const T* x, void* scale, void* saved_mean,
-                                       void* saved_inv_std, T* dx, void* scale_grad,
-                                       void* bias_grad, const __grid_constant__ Halves half, i64 n,
-                                       const __grid_constant__ Pieces pieces) {
-    const auto op =
-        gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
+    batch_norm__gradient_of_channels(const T* dy, const T* x, void* scale, void* saved_mean,
+                                     void* saved_inv_std, T* dx, void* scale_grad, void* bias_grad,
+                                     const __grid_constant__ Halves half, i64 n,
+                                     const __grid_constant__ Pieces pieces, const T* y,
+                                     T* residual_grad) {
+    const auto op = gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad,
+                             half, n, y, residual_grad);
     in_registers<vec::WIDTH<T>>(op, pieces);
 }
 
 // dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
 // scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. Blocks share a channel,
 // which they read twice, in vectors: by_schedule.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    batch_normalization_grad__channel_parts(const T* dy, const T* x, void* scale, void* saved_mean,
-                                            void* saved_inv_std, T* dx, void* scale_grad,
-                                            void* bias_grad, const __grid_constant__ Halves half,
-                                            i64 n, const __grid_constant__ Pieces pieces,
-                                            A* partials, A* coefficients, Zeroed<u32>* counters,
-                                            const __grid_constant__ Schedule schedule) {
-    const auto op =
-        gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm__gradient_of_channel_parts(
+    const T* dy, const T* x, void* scale, void* saved_mean, void* saved_inv_std, T* dx,
+    void* scale_grad, void* bias_grad, const __grid_constant__ Halves half, i64 n,
+    const __grid_constant__ Pieces pieces, A* partials, A* coefficients, Zeroed<u32>* counters,
+    const __grid_constant__ Schedule schedule, const T* y, T* residual_grad) {
+    const auto op = gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad,
+                             half, n, y, residual_grad);
     by_schedule(op, InPieces<Gradient, vec::WIDTH<T>>{op, pieces}, schedule,
                 {partials, coefficients, {counters}});
 }
@@ -184,13 +181,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. Blocks share a channel,
 // which they read twice, element by element: by_schedule.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    batch_normalization_grad__single_channel_parts(
+    batch_norm__gradient_of_single_channel_parts(
         const T* dy, const T* x, void* scale, void* saved_mean, void* saved_inv_std, T* dx,
         void* scale_grad, void* bias_grad, const __grid_constant__ Halves half, i64 n,
         const __grid_constant__ Pieces pieces, A* partials, A* coefficients, Zeroed<u32>* counters,
-        const __grid_constant__ Schedule schedule) {
-    const auto op =
-        gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
+        const __grid_constant__ Schedule schedule, const T* y, T* residual_grad) {
+    const auto op = gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad,
+                             half, n, y, residual_grad);
     by_schedule(op, InPieces<Gradient, 1>{op, pieces}, schedule,
                 {partials, coefficients, {counters}});
 }
@@ -198,15 +195,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
 // scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A channel is
 // `columns.length` columns of a matrix; blocks share rows, which they read twice: by_schedule.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    batch_normalization_grad__column_parts(const T* dy, const T* x, void* scale, void* saved_mean,
-                                           void* saved_inv_std, T* dx, void* scale_grad,
-                                           void* bias_grad, const __grid_constant__ Halves half,
-                                           i64 n, const __grid_constant__ Columns columns,
-                                           A* partials, A* coefficients, Zeroed<u32>* counters,
-                                           const __grid_constant__ Schedule schedule) {
-    const auto op =
-        gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
+extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm__gradient_of_column_parts(
+    const T* dy, const T* x, void* scale, void* saved_mean, void* saved_inv_std, T* dx,
+    void* scale_grad, void* bias_grad, const __grid_constant__ Halves half, i64 n,
+    const __grid_constant__ Columns columns, A* partials, A* coefficients, Zeroed<u32>* counters,
+    const __grid_constant__ Schedule schedule, const T* y, T* residual_grad) {
+    const auto op = gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad,
+                             half, n, y, residual_grad);
     by_schedule(op, InColumns<Gradient, false>{op, columns, nullptr, {}}, schedule,
                 {partials, coefficients, {counters}});
 }
@@ -216,16 +211,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 // `columns.length` columns of a matrix of 2-byte elements; rows go through shared memory (Ring), where
 // the last ones stay for the second pass: by_own_parts.
 extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
-    batch_normalization_grad__column_rings(const T* dy, const T* x, void* scale, void* saved_mean,
-                                           void* saved_inv_std, T* dx, void* scale_grad,
-                                           void* bias_grad, const __grid_constant__ Halves half,
-                                           i64 n, const __grid_constant__ Columns columns,
-                                           A* partials, A* coefficients, Zeroed<u32>* counters,
-                                           u32* before, const __grid_constant__ Schedule schedule) {
+    batch_norm__gradient_of_column_rings(const T* dy, const T* x, void* scale, void* saved_mean,
+                                         void* saved_inv_std, T* dx, void* scale_grad,
+                                         void* bias_grad, const __grid_constant__ Halves half,
+                                         i64 n, const __grid_constant__ Columns columns,
+                                         A* partials, A* coefficients, Zeroed<u32>* counters,
+                                         u32* before, const __grid_constant__ Schedule schedule,
+                                         const T* y, T* residual_grad) {
     extern __shared__ __align__(16) u8 ring[];
     if constexpr (sizeof(T) == 2) {
-        const auto op =
-            gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
+        const auto op = gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad,
+                                 half, n, y, residual_grad);
         by_own_parts(op, InColumns<Gradient, true>{op, columns, ring, async_copy::place_of(ring)},
                      schedule, {partials, coefficients, {counters}}, before);
     }
@@ -235,14 +231,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
 // scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A block copies channels to
 // shared memory, in slots of 16 bytes, and reads them there: in_shared.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
-    batch_normalization_grad__staged_channels(const T* dy, const T* x, void* scale,
-                                              void* saved_mean, void* saved_inv_std, T* dx,
-                                              void* scale_grad, void* bias_grad,
-                                              const __grid_constant__ Halves half, i64 n,
-                                              const __grid_constant__ StagedTiles tiles) {
+    batch_norm__gradient_of_staged_channels(const T* dy, const T* x, void* scale, void* saved_mean,
+                                            void* saved_inv_std, T* dx, void* scale_grad,
+                                            void* bias_grad, const __grid_constant__ Halves half,
+                                            i64 n, const __grid_constant__ StagedTiles tiles,
+                                            const T* y, T* residual_grad) {
     extern __shared__ __align__(16) u8 shared[];
-    const auto op =
-        gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
+    const auto op = gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad,
+                             half, n, y, residual_grad);
     in_shared<vec::WIDTH<T>>(op, tiles, shared);
 }
 
@@ -250,20 +246,21 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 // scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A block copies channels to
 // shared memory, in slots of 8 bytes, and reads them there: in_shared.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
-    batch_normalization_grad__narrow_staged_channels(const T* dy, const T* x, void* scale,
-                                                     void* saved_mean, void* saved_inv_std, T* dx,
-                                                     void* scale_grad, void* bias_grad,
-                                                     const __grid_constant__ Halves half, i64 n,
-                                                     const __grid_constant__ StagedTiles tiles) {
+    batch_norm__gradient_of_narrow_staged_channels(const T* dy, const T* x, void* scale,
+                                                   void* saved_mean, void* saved_inv_std, T* dx,
+                                                   void* scale_grad, void* bias_grad,
+                                                   const __grid_constant__ Halves half, i64 n,
+                                                   const __grid_constant__ StagedTiles tiles,
+                                                   const T* y, T* residual_grad) {
     extern __shared__ __align__(16) u8 shared[];
-    const auto op =
-        gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
+    const auto op = gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad,
+                             half, n, y, residual_grad);
     in_shared<vec::WIDTH<T> / 2>(op, tiles, shared);
 }
 
 // to[n][j][i] = from[n][i][j], i < height, j < width: changes dY to the layout of X where the two
 // differ (channels first or last), and dX back. A block has one tile.
 extern "C" __global__ void __launch_bounds__(facts::TRANSPOSING_THREADS)
-    batch_normalization_grad__transpose(const T* from, T* to, i64 height, i64 width) {
+    batch_norm__transpose(const T* from, T* to, i64 height, i64 width) {
     transpose::swap_last(from, to, height, width);
 }

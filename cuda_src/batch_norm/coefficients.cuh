@@ -2,6 +2,7 @@
 // Coefficients of a channel: computed from its sums, applied to its elements.
 #pragma once
 #include "batch_norm/facts.cuh"
+#include "batch_norm/relu.cuh"
 #include "core/types.cuh"
 
 namespace cto::batch_norm::coefficients {
@@ -49,14 +50,17 @@ static_assert(sizeof(Coefficients<float>) == COEFFICIENTS * sizeof(float));
 template <class Op>
 using OpCoefficients = Coefficients<typename Op::A>;
 
-// The result of element i of the thread's slot u: Op::map of that element of each input array.
+// The result of element i of the thread's slot u: Op::map of that element of each input array, of dY
+// behind the mask if there is Y.
 template <class Op, class Rows>
 __device__ typename Op::A map_element(const OpCoefficients<Op>& coefs, const Rows& rows, int u,
                                       int i) {
     if constexpr (Op::READ == 1)
         return Op::map(coefs, rows.at(0, u, i));
-    else
+    else if constexpr (Op::READ == 2)
         return Op::map(coefs, rows.at(0, u, i), rows.at(1, u, i));
+    else
+        return Op::map(coefs, rows.at(0, u, i), relu::masked_slope(rows, u, i));
 }
 
 }  // namespace cto::batch_norm::coefficients

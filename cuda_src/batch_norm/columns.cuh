@@ -236,13 +236,23 @@ struct InColumns {
     template <class SomeRows>
     __device__ void write_rows(const OpCoefficients<Op> (&coefs)[COLUMNS], const SomeRows& rows,
                                i64 element, i64 pitch, bool aligned) const {
+        [[maybe_unused]] relu::Residuals<Op, COLUMNS, SomeRows::DEPTH> residuals;
+        if constexpr (Op::ADDS)
+#pragma unroll
+            for (int u = 0; u < SomeRows::DEPTH; ++u)
+                residuals.load(op, u, element + u * pitch, u < rows.n, aligned, rows.n_columns);
 #pragma unroll
         for (int u = 0; u < SomeRows::DEPTH; ++u) {
             if (u >= rows.n) continue;
             A values[COLUMNS];
 #pragma unroll
             for (int i = 0; i < COLUMNS; ++i) values[i] = map_element<Op>(coefs[i], rows, u, i);
-            store_slot<T>(op.result + element + u * pitch, rows.n_columns, aligned, values);
+            if constexpr (Op::ADDS) residuals.rectify(values, u);
+            const i64 at = element + u * pitch;
+            relu::store_results(op, rows, u, op.result + at, at, values,
+                                [&](T* to, const A(&results)[COLUMNS]) {
+                                    store_slot<T>(to, rows.n_columns, aligned, results);
+                                });
         }
     }
 };

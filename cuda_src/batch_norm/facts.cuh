@@ -4,6 +4,10 @@
 #pragma once
 #include "core/facts.cuh"
 
+#ifndef CTO_RELU
+#define CTO_RELU 0
+#endif
+
 namespace cto::facts::batch_norm {
 
 // Threads of a block, at most; those of staged channels have STAGED_THREADS
@@ -30,6 +34,10 @@ constexpr int MOMENTS = 3;
 constexpr int SLOPES = 2;
 // Numbers from which the results of a channel are computed
 constexpr int COEFFICIENTS = 4;
+// Slots of a residual that a thread loads together, beside those of a channel
+constexpr int RESIDUAL_SLOTS = 2;
+// 1: relu follows, of the sum with a residual if there is one
+constexpr int RELU = CTO_RELU;
 
 // Flags: scale, bias and their gradients, or statistics, have the 2-byte type of X.
 struct Halves {

@@ -39,12 +39,13 @@ __device__ __forceinline__ A inv_std(const Rule& rule, A variance) {
     return 1 / step::square_root(variance + static_cast<A>(rule.epsilon));
 }
 
-// Y = scale (X - mean) inv_std + bias. Sums are of X - reference, the channel's first element:
+// Y = scale (X - mean) inv_std + bias, and relu of its sum with a residual if RELU is 1. Sums are of X - reference, the channel's first element:
 // differences of close numbers are exact.
 struct Normalization {
     using T = operators::T;
     using A = operators::A;
     static constexpr int READ = 1;
+    static constexpr bool ADDS = RELU, MASKS = false;
     template <int N>
     using State = Moments<A, N>;
 
@@ -53,7 +54,9 @@ struct Normalization {
     ByChannel scale, bias, input_mean, input_var;
     ByChannel running_mean, running_var, saved_mean, saved_inv_std;
     const Rule& rule;
+    const T* residual;  // added before relu, or null
 
+    __device__ bool writes() const { return result; }
     // The channel's first element, 0 if there is none or it is not finite.
     __device__ A reference(i64 channel, i64 length, i64 n) const {
         const A first = n > 0 ? to_acc(arrays[0][channel * length]) : A(0);
@@ -104,19 +107,23 @@ struct Normalization {
     }
 };
 
-// dX = scale inv_std (dY - mean of dY - xhat mean of dY xhat), xhat = (X - mean) inv_std.
+// dX = scale inv_std (dY - mean of dY - xhat mean of dY xhat), xhat = (X - mean) inv_std; if RELU is
+// 1, with dY masked by Y.
 struct Gradient {
     using T = operators::T;
     using A = operators::A;
-    static constexpr int READ = 2;
+    static constexpr int READ = RELU ? 3 : 2;
+    static constexpr bool ADDS = false, MASKS = RELU;
     template <int N>
     using State = Slopes<A, N>;
 
-    const T* arrays[READ];  // X, dY
+    const T* arrays[READ];  // X, dY, and Y of relu
     T* result;
     ByChannel scale, mean, inv_std, scale_grad, bias_grad;
-    i64 n;  // elements of a channel
+    i64 n;             // elements of a channel
+    T* residual_grad;  // dY where Y is above 0, or null
 
+    __device__ bool writes() const { return result || (MASKS && residual_grad); }
     __device__ A reference(i64 channel, i64, i64) const { return mean[channel]; }
     __device__ ChannelInputs<A> channel_inputs(i64 channel) const {
         return {scale[channel], inv_std[channel]};
@@ -147,7 +154,7 @@ struct Gradient {
 __device__ Normalization normalization(const T* x, void* scale, void* bias, void* input_mean,
                                        void* input_var, T* y, void* running_mean, void* running_var,
                                        void* saved_mean, void* saved_inv_std, Halves half,
-                                       const Rule& rule) {
+                                       const Rule& rule, const T* residual) {
     const bool one = half.scale, two = half.statistics;
     return {{x},
             y,
@@ -159,23 +166,27 @@ __device__ Normalization normalization(const T* x, void* scale, void* bias, void
             {running_var, two},
             {saved_mean, two},
             {saved_inv_std, two},
-            rule};
+            rule,
+            residual};
 }
 
 // Gradient of these arrays: `half.scale` says that scale and its and the bias's gradients are of
 // type T, `half.statistics` that mean and inv_std are; else they are of type A.
 __device__ Gradient gradient(const T* dy, const T* x, void* scale, void* saved_mean,
                              void* saved_inv_std, T* dx, void* scale_grad, void* bias_grad,
-                             Halves half, i64 n) {
+                             Halves half, i64 n, const T* y, T* residual_grad) {
     const bool one = half.scale, two = half.statistics;
-    return {{x, dy},
-            dx,
-            {scale, one},
-            {saved_mean, two},
-            {saved_inv_std, two},
-            {scale_grad, one},
-            {bias_grad, one},
-            n};
+    Gradient op{{x, dy},
+                dx,
+                {scale, one},
+                {saved_mean, two},
+                {saved_inv_std, two},
+                {scale_grad, one},
+                {bias_grad, one},
+                n,
+                residual_grad};
+    if constexpr (RELU) op.arrays[Gradient::READ - 1] = y;
+    return op;
 }
 
 }  // namespace cto::batch_norm::operators

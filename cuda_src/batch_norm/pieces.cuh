@@ -123,16 +123,36 @@ __device__ void write_batch(const Op& op, const OpCoefficients<Op>& coefs,
                             const PieceBatch<Op, W>& batch, const Cursor<W>& first,
                             const Pieces& pieces) {
     using T = typename Op::T;
+    using A = typename Op::A;
+    constexpr int SOME = Op::ADDS ? RESIDUAL_SLOTS : DEPTH<Op, W>;
+    static_assert(DEPTH<Op, W> % SOME == 0);
     Cursor<W> at = first.again();
 #pragma unroll
-    for (int u = 0; u < DEPTH<Op, W>; ++u) {
-        typename Op::A values[W];
+    for (int begin = 0; begin < DEPTH<Op, W>; begin += SOME) {
+        [[maybe_unused]] relu::Residuals<Op, W, SOME> residuals;
+        if constexpr (Op::ADDS) {
+            Cursor<W> ahead = at.again();
 #pragma unroll
-        for (int i = 0; i < W; ++i) values[i] = map_element<Op>(coefs, batch, u, i);
-        if (u < batch.n)
-            vec::store_streaming(reinterpret_cast<Vec<T, W>*>(op.result + at.element),
-                                 vec::from_acc<T>(values));
-        at.advance(pieces);
+            for (int k = 0; k < SOME; ++k) {
+                residuals.load(op, k, ahead.element, begin + k < batch.n);
+                ahead.advance(pieces);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < SOME; ++k) {
+            const int u = begin + k;
+            A values[W];
+#pragma unroll
+            for (int i = 0; i < W; ++i) values[i] = map_element<Op>(coefs, batch, u, i);
+            if constexpr (Op::ADDS) residuals.rectify(values, k);
+            if (u < batch.n)
+                relu::store_results(op, batch, u, op.result + at.element, at.element, values,
+                                    [](T* to, const A(&results)[W]) {
+                                        vec::store_streaming(reinterpret_cast<Vec<T, W>*>(to),
+                                                             vec::from_acc<T>(results));
+                                    });
+            at.advance(pieces);
+        }
     }
 }
 
@@ -152,7 +172,7 @@ __device__ void in_registers(const Op& op, const Pieces& pieces) {
     batch.renew();
     sums.join(OverBlock<A>{warp_sums});
     if (threadIdx.x == 0) op.write(channel, sums, references[0]);
-    if (op.result)
+    if (op.writes())
         write_batch<Op, W>(op, op.coefficients(op.channel_inputs(channel), sums, references[0]),
                            batch, first, pieces);
 }

@@ -130,13 +130,23 @@ struct InShared {
     template <int N, bool ALL>
     __device__ void write(const Rows<N>& rows, const Coefs (&coefs)[W], i64 element) const {
         T* to = op.result + element;
+        [[maybe_unused]] relu::Residuals<Op, W, N> residuals;
+        if constexpr (Op::ADDS)
+#pragma unroll
+            for (int k = 0; k < N; ++k)
+                residuals.load(op, k, element + k * at.pitch, ALL || k < rows.n);
 #pragma unroll
         for (int k = 0; k < N; ++k, to += at.pitch) {
             A values[W];
 #pragma unroll
             for (int i = 0; i < W; ++i) values[i] = map_element<Op>(coefs[i], rows, k, i);
+            if constexpr (Op::ADDS) residuals.rectify(values, k);
             if (ALL || k < rows.n)
-                vec::store_streaming(reinterpret_cast<Vec<T, W>*>(to), vec::from_acc<T>(values));
+                relu::store_results(op, rows, k, to, element + k * at.pitch, values,
+                                    [](T* to, const A(&results)[W]) {
+                                        vec::store_streaming(reinterpret_cast<Vec<T, W>*>(to),
+                                                             vec::from_acc<T>(results));
+                                    });
         }
     }
     // use(rows, element) for the rows of the tile that are not in shared memory: they are read in both
@@ -306,7 +316,7 @@ struct InShared {
     // Writes the results of the tile. After each group of rows is read, the copy of the group that
     // comes ring_groups groups later, to the same places, begins.
     __device__ void apply(u32 tile, const Coefs (&coefs)[W]) const {
-        if (op.result)
+        if (op.writes())
             each_loose<true>(tile, [&](const auto& rows, i64 element) {
                 write<DEPTH, false>(rows, coefs, element);
             });
@@ -347,7 +357,7 @@ struct InShared {
         Rows<N> rows;
         load<N, ALL>(rows, u, n);
         start<N, ALL>(later_element, u, n_later);
-        if (op.result) write<N, ALL>(rows, coefs, element);
+        if (op.writes()) write<N, ALL>(rows, coefs, element);
     }
 
     // All work on a tile, whose copies have begun, and the start of copies of later tiles.

@@ -7,13 +7,14 @@
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "batch_norm/facts.cuh"
+#include "batch_norm/relu.cuh"
 
 namespace cto::batch_norm::sums {
 
 using namespace facts::batch_norm;
 using vec::Vec;
 
-// see(x) or, with two arrays, see(x, dy) for the elements [first, last) of each of the first
+// see(x), with two arrays see(x, dy), with Y see(x, masked dy) for the elements [first, last) of each of the first
 // batch.n slots.
 template <int READ, int DEPTH, class Batch, class See>
 __device__ __forceinline__ void show(const Batch& batch, int first, int last, const See& see) {
@@ -24,8 +25,10 @@ __device__ __forceinline__ void show(const Batch& batch, int first, int last, co
         for (int i = first; i < last; ++i) {
             if constexpr (READ == 1)
                 see(batch.at(0, u, i));
-            else
+            else if constexpr (READ == 2)
                 see(batch.at(0, u, i), batch.at(1, u, i));
+            else
+                see(batch.at(0, u, i), relu::masked_slope(batch, u, i));
         }
     }
 }

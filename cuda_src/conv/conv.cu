@@ -29,7 +29,8 @@
 #ifndef CTO_ROWS
 #define CTO_ROWS 64
 #endif
-// 1: floats are rounded to TF32 for tensor cores.
+// Products of TF32 that one of floats becomes on tensor cores: 1, of rounded floats; 3, of their high
+// and low parts (staged arrays alone); 0: floats are multiplied exactly.
 #ifndef CTO_TF32
 #define CTO_TF32 0
 #endif
@@ -59,6 +60,7 @@ using namespace conv::weight;
 using T = CTO_T;
 using A = Acc<T>;
 using OFFSET = CTO_OFFSET;
+constexpr bool ROUNDS = CTO_TF32 == 1;
 // ..._BLOCKS: blocks on a multiprocessor, for __launch_bounds__. With few rows a block computes
 // little while it waits for loads, so one more helps; for 10.0 registers would spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1000
@@ -76,10 +78,10 @@ constexpr int LINES_BLOCKS = ARE_SHORT ? BLOCKS + 1 : BLOCKS;
 constexpr int LINES_BLOCKS = BLOCKS;
 #endif
 template <bool LINES>
-using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES, false, LINES>;
+using ImageTile = Tile<T, CTO_ROWS, ROUNDS, !LINES, false, LINES>;
 template <bool Y_LINES, bool X_LINES>
-using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES, X_LINES>;
-using FewTile = Tile<T, FEW_ROWS, CTO_TF32, false>;  // for conv__image_few and conv__weight_few
+using WeightTileOf = Tile<T, CTO_ROWS, ROUNDS, X_LINES, Y_LINES, X_LINES>;
+using FewTile = Tile<T, FEW_ROWS, ROUNDS, false>;  // for conv__image_few and conv__weight_few
 
 // GPUs with cp.async, for which staged kernels are compiled.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
@@ -123,15 +125,15 @@ constexpr bool HAS_ROWS = sizeof(T) > 2 ? CTO_ROWS < WIDE_ROWS : CTO_ROWS == 64;
 #endif
 constexpr bool HAS_TILES = GATHERS && HAS_ROWS && (sizeof(T) > 2 || CTO_ROWS < WIDE_ROWS);
 constexpr bool HAS_NARROW = GATHERS && sizeof(T) == 4 && CTO_ROWS == 2 * FEW_ROWS && !IS_WIDE;
-constexpr bool HAS_LINES = sizeof(T) == 2 ? GATHERS && HAS_ROWS : HAS_NARROW && CTO_TF32;
-constexpr bool HAS_FEW = HAS_NARROW && !CTO_TF32;
+constexpr bool HAS_LINES = sizeof(T) == 2 ? GATHERS && HAS_ROWS : HAS_NARROW && ROUNDS;
+constexpr bool HAS_FEW = HAS_NARROW && !ROUNDS;
 constexpr bool WITHOUT_TILES = GATHERS && (sizeof(T) == 2 ? CTO_ROWS == WIDE_ROWS : IS_WIDE);
 constexpr bool HAS_HALF_LINES = CTO_STAGED && sizeof(T) == 2 && CTO_ROWS == FEW_ROWS;
 constexpr bool HAS_DEPTHWISE_LINES = HAS_HALF_LINES || HAS_FEW;
 constexpr bool SUMS_DEPTHWISE_LINES = HAS_HALF_LINES || (sizeof(T) == 4 && WITHOUT_TILES);
 constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
-constexpr bool GOES_DIRECT = COPIES_AHEAD && (HAS_HALF_LINES || (HAS_NARROW && CTO_TF32));
-using DirectTile = conv::direct::DirectTile<T, CTO_TF32>;
+constexpr bool GOES_DIRECT = COPIES_AHEAD && (HAS_HALF_LINES || (HAS_NARROW && ROUNDS));
+using DirectTile = conv::direct::DirectTile<T, ROUNDS>;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
 constexpr bool BY_WARPGROUPS = CTO_WARPGROUPS && sizeof(T) == 2;
@@ -372,8 +374,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
                 StagedRow* rows, const __grid_constant__ StagingLayout layout) {
     if constexpr (CAN_STAGE) {
-        conv::staging::stage<T, CTO_TF32, CAN_STAGE>(x, staged_x, y, staged_y, w, staged_w, rows,
-                                                     layout);
+        conv::staging::stage<T, ROUNDS, CAN_STAGE>(x, staged_x, y, staged_y, w, staged_w, rows,
+                                                   layout);
     }
 }
 

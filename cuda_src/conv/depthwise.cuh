@@ -33,18 +33,44 @@ __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, 
     return of_output >= 0 && u * stride == of_output && u < layout.output[axis] ? u : -1;
 }
 
+// to[i] = line[first + i], i < N, zeros outside of the line; elements of two bytes by pairs where
+// these are aligned and end with the line.
+template <int N, class E>
+__device__ __forceinline__ void load_neighbours(const E* line, i32 first, i32 extent,
+                                                Acc<E> (&to)[N]) {
+    if constexpr (sizeof(E) == 2 && N % 2 == 0) {
+        if (reinterpret_cast<u64>(line) % 4 == 0 && (first | extent) % 2 == 0) {
+#pragma unroll
+            for (int i = 0; i < N; i += 2) {
+                Acc<E> pair[2] = {};
+                if (static_cast<u32>(first + i) < static_cast<u32>(extent))
+                    vec::widen<E>(line + first + i, pair);
+                to[i] = pair[0];
+                to[i + 1] = pair[1];
+            }
+            return;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        to[i] = static_cast<u32>(first + i) < static_cast<u32>(extent) ? to_acc(line[first + i])
+                                                                       : Acc<E>(0);
+}
+
+// True if positions read neighbours of a line by neighbouring taps.
+__device__ __forceinline__ bool is_dense(const DepthwiseLayout& layout) {
+    return layout.stride[2] == 1 && layout.dilation[2] == 1;
+}
+
 // to[i][j] = what position p + i reads by tap + j, i < STRIP, j < N; zeros outside of the line.
 // With stride and dilation 1, always so for WIDE_TAPS, these are STRIP + N - 1 neighbours.
 template <bool GRADIENT, int N, class E>
 __device__ __forceinline__ void read_line(const E* line, const DepthwiseLayout& layout, i32 p,
                                           i32 tap, Acc<E> (&to)[STRIP][N]) {
-    if (N == WIDE_TAPS || (layout.stride[2] == 1 && layout.dilation[2] == 1)) {
-        const u32 extent = (GRADIENT ? layout.output : layout.image)[2];
+    if (N == WIDE_TAPS || is_dense(layout)) {
         const i32 pad = layout.pad[2], first = GRADIENT ? p + pad - tap - (N - 1) : p - pad + tap;
         Acc<E> window[STRIP + N - 1];
-#pragma unroll
-        for (int i = 0; i < STRIP + N - 1; ++i)
-            window[i] = static_cast<u32>(first + i) < extent ? to_acc(line[first + i]) : Acc<E>(0);
+        load_neighbours(line, first, (GRADIENT ? layout.output : layout.image)[2], window);
 #pragma unroll
         for (int i = 0; i < STRIP; ++i)
 #pragma unroll
@@ -106,6 +132,24 @@ __device__ __forceinline__ void add_neighbours(const E* read, const E* w, const 
     }
 }
 
+// sums[i] += w[0] * what p + i reads by tap 0 + ... over `taps` taps of a line, N at a time.
+template <bool GRADIENT, int N, class E>
+__device__ __forceinline__ void add_line(const E* line, const E* w, const DepthwiseLayout& layout,
+                                         i32 p, i32 taps, Acc<E> (&sums)[STRIP]) {
+#pragma unroll 1
+    for (i32 tap = 0; tap < taps; tap += N) {
+        Acc<E> of_line[STRIP][N];
+        read_line<GRADIENT>(line, layout, p, tap, of_line);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            if (tap + j >= taps) break;
+            const Acc<E> weight = to_acc(w[tap + j]);
+#pragma unroll
+            for (int i = 0; i < STRIP; ++i) sums[i] += weight * of_line[i][j];
+        }
+    }
+}
+
 // sums[i] += sum over taps of w[tap] * read[position that strip position i reads by the tap].
 template <bool GRADIENT, class E>
 __device__ __forceinline__ void add_channel(const E* read, const E* w,
@@ -113,6 +157,7 @@ __device__ __forceinline__ void add_channel(const E* read, const E* w,
                                             Acc<E> (&sums)[STRIP]) {
     const i32 height = (GRADIENT ? layout.output : layout.image)[1];
     const i32 width = (GRADIENT ? layout.output : layout.image)[2], taps = layout.kernel[2];
+    const bool is_wide = sizeof(E) <= 4 && taps > TAPS && is_dense(layout);
     for (i32 k0 = 0; k0 < layout.kernel[0]; ++k0) {
         const i32 u0 = read_by<GRADIENT>(layout, 0, strip.at[0], k0);
 #pragma unroll 1
@@ -120,18 +165,10 @@ __device__ __forceinline__ void add_channel(const E* read, const E* w,
             const i32 u1 = read_by<GRADIENT>(layout, 1, strip.at[1], k1);
             if ((u0 | u1) < 0) continue;
             const E* const line = read + (u0 * height + u1) * width;
-#pragma unroll 1
-            for (i32 k2 = 0; k2 < taps; k2 += TAPS) {
-                Acc<E> of_line[STRIP][TAPS];
-                read_line<GRADIENT>(line, layout, strip.at[2], k2, of_line);
-#pragma unroll
-                for (int j = 0; j < TAPS; ++j) {
-                    if (k2 + j >= taps) break;
-                    const Acc<E> weight = to_acc(w[k2 + j]);
-#pragma unroll
-                    for (int i = 0; i < STRIP; ++i) sums[i] += weight * of_line[i][j];
-                }
-            }
+            if (is_wide)
+                add_line<GRADIENT, WIDE_TAPS>(line, w, layout, strip.at[2], taps, sums);
+            else
+                add_line<GRADIENT, TAPS>(line, w, layout, strip.at[2], taps, sums);
         }
     }
 }
@@ -218,9 +255,7 @@ __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, co
         if constexpr (IN_VECTORS) {
             vec::widen<E>(of_y, slopes);
         } else {
-#pragma unroll
-            for (int p = 0; p < STRIP; ++p)
-                slopes[p] = strip.at[2] + p < width ? to_acc(of_y[p]) : Acc<E>(0);
+            load_neighbours(of_y - strip.at[2], strip.at[2], width, slopes);
         }
         y_sum += (slopes[0] + slopes[1]) + (slopes[2] + slopes[3]);
         if (!x) continue;

@@ -39,23 +39,28 @@ __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, 
                        : depthwise::read_by<false>(layout, axis, p, tap);
 }
 
-// True if neighbouring positions and neighbouring taps read neighbouring positions.
-__device__ __forceinline__ bool is_dense(const DepthwiseLayout& layout) {
-    return layout.stride[2] == 1 && layout.dilation[2] == 1;
+// V channels in registers: words, since compilers move elements of two bytes one by one.
+template <class E, int V>
+using Words = vec::Vec<u32, V * sizeof(E) / 4>;
+
+// to[i][c] = channel c of from[i] in its accumulator, i < N, c < V.
+template <class E, int N, int V>
+__device__ __forceinline__ void widen_all(const Words<E, V> (&from)[N], Acc<E> (&to)[N][V]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) vec::widen<E>(from + i, to[i]);
 }
 
 // window[i] = the V channels at line[(first + i) * pitch], zeros where first + i is not
 // in [0, extent); i < N.
-template <int V, int N, class E>
+template <int N, class E, class Vector>
 __device__ __forceinline__ void load_window(const E* line, i32 first, i32 extent, i32 pitch,
-                                            vec::Vec<E, V> (&window)[N]) {
+                                            Vector (&window)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         const i32 u = first + i;
-        window[i] = vec::Vec<E, V>{};
+        window[i] = Vector{};
         if (static_cast<u32>(u) < static_cast<u32>(extent))
-            window[i] =
-                *reinterpret_cast<const vec::Vec<E, V>*>(line + static_cast<i64>(u) * pitch);
+            window[i] = *reinterpret_cast<const Vector*>(line + static_cast<i64>(u) * pitch);
     }
 }
 
@@ -85,13 +90,10 @@ __device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pi
         for (i32 k = 0; k < taps; k += TAPS) {
             // In the gradient, later taps read earlier positions.
             const i32 first = is_gradient ? p + pad - k - (TAPS - 1) : p - pad + k;
-            vec::Vec<E, V> window[STRIP + TAPS - 1];
+            Words<E, V> window[STRIP + TAPS - 1];
             load_window(line, first, extent, layout.groups, window);
             Acc<E> read[STRIP + TAPS - 1][V];
-#pragma unroll
-            for (int i = 0; i < STRIP + TAPS - 1; ++i)
-#pragma unroll
-                for (int c = 0; c < V; ++c) read[i][c] = to_acc(window[i].at[c]);
+            widen_all<E>(window, read);
 #pragma unroll
             for (int j = 0; j < TAPS; ++j) {
                 const i32 tap = k + (is_gradient ? TAPS - 1 - j : j);
@@ -102,17 +104,16 @@ __device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pi
     }
 #pragma unroll 1
     for (i32 k = 0; k < taps; ++k, weights += pitch) {
-        Acc<E> read[STRIP][V];
+        Words<E, V> loaded[STRIP] = {};
 #pragma unroll
         for (int i = 0; i < STRIP; ++i) {
             const i32 u = read_by(layout, 2, p + i, k, is_gradient);
-            vec::Vec<E, V> loaded{};
             if (u >= 0)
-                loaded = *reinterpret_cast<const vec::Vec<E, V>*>(line + static_cast<i64>(u) *
+                loaded[i] = *reinterpret_cast<const Words<E, V>*>(line + static_cast<i64>(u) *
                                                                              layout.groups);
-#pragma unroll
-            for (int c = 0; c < V; ++c) read[i][c] = to_acc(loaded.at[c]);
         }
+        Acc<E> read[STRIP][V];
+        widen_all<E>(loaded, read);
         add_products(weights, read, sums);
     }
 }
@@ -178,7 +179,7 @@ __device__ __forceinline__ void write_lines(const E* read, const E* w, const E* 
 // Sums of LINE_SUMS channels, one for each of TAPS x TAPS taps.
 template <class E>
 struct LineSums {
-    using Vector = vec::Vec<E, LINE_SUMS>;
+    using Vector = Words<E, LINE_SUMS>;
     Acc<E> of_taps[TAPS][TAPS][LINE_SUMS] = {}, of_y[LINE_SUMS] = {};
 
     // of_taps[i][j][c] += y[p][c] * x[u(p, i, j)][c], of_y[c] += y[p][c] over the positions p of a
@@ -189,12 +190,11 @@ struct LineSums {
         Vector loaded[STRIP];
         load_window(y, 0, count, layout.groups, loaded);
         Acc<E> slopes[STRIP][LINE_SUMS];
+        widen_all<E>(loaded, slopes);
 #pragma unroll
-        for (int p = 0; p < STRIP; ++p) {
-            widen(loaded[p], slopes[p]);
+        for (int p = 0; p < STRIP; ++p)
 #pragma unroll
             for (int c = 0; c < LINE_SUMS; ++c) of_y[c] += slopes[p][c];
-        }
         const i32 u0 = depthwise::read_by<false>(layout, 0, strip.at[0], tile.k0);
         if (!x || u0 < 0) return;
 #pragma unroll
@@ -208,8 +208,7 @@ struct LineSums {
                 load_window(line, strip.at[2] - layout.pad[2] + tile.k2, layout.image[2],
                             layout.groups, window);
                 Acc<E> read[STRIP + TAPS - 1][LINE_SUMS];
-#pragma unroll
-                for (int j = 0; j < STRIP + TAPS - 1; ++j) widen(window[j], read[j]);
+                widen_all<E>(window, read);
 #pragma unroll
                 for (int p = 0; p < STRIP; ++p)
                     if (p < count) add_position(of_taps[i], slopes[p], read + p);
@@ -225,15 +224,11 @@ struct LineSums {
                         depthwise::read_by<false>(layout, 2, strip.at[2] + p, tile.k2 + j);
                     Vector loaded[1];
                     load_window(line, u2, layout.image[2], layout.groups, loaded);
-                    widen(loaded[0], read[j]);
+                    vec::widen<E>(loaded, read[j]);
                 }
                 add_position(of_taps[i], slopes[p], read);
             }
         }
-    }
-    static __device__ __forceinline__ void widen(const Vector& from, Acc<E> (&to)[LINE_SUMS]) {
-#pragma unroll
-        for (int c = 0; c < LINE_SUMS; ++c) to[c] = to_acc(from.at[c]);
     }
     // sums[j][c] += slopes[c] * read[j][c], j < TAPS.
     static __device__ __forceinline__ void add_position(Acc<E> (&sums)[TAPS][LINE_SUMS],

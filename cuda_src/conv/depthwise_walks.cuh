@@ -35,18 +35,9 @@ struct Walk {
 // window[i] = the V channels of row `row` at column first + i; zeros outside of the image.
 template <int N, class E>
 __device__ __forceinline__ void load_row(const E* line, i32 row, i32 first, const i32 (&extents)[3],
-                                         i32 pitch, Vector<E> (&window)[N]) {
+                                         i32 pitch, Words<E, V> (&window)[N]) {
     const bool is_inside = static_cast<u32>(row) < static_cast<u32>(extents[1]);
     load_window(line, first, is_inside ? extents[2] : 0, pitch, window);
-}
-
-// to[i][c] = from[i][c] in its accumulator, i < N, c < V.
-template <int N, class E>
-__device__ __forceinline__ void widen_all(const Vector<E> (&from)[N], Acc<E> (&to)[N][V]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i)
-#pragma unroll
-        for (int c = 0; c < V; ++c) to[i][c] = to_acc(from[i].at[c]);
 }
 
 // Returns sum + weights[0][c] * read[0][c] + ... + weights[TAPS - 1][c] * read[TAPS - 1][c].
@@ -100,12 +91,12 @@ __device__ __forceinline__ void walk_lines(const E* read, const E* w, const E* b
                 for (int p = 0; p < ACROSS; ++p)
 #pragma unroll
                     for (int c = 0; c < V; ++c) sums[i][p][c] = start[c];
-            Vector<E> window[WINDOW];
+            Words<E, V> window[WINDOW];
             load_row(line, first_row, first, from, layout.groups, window);
 #pragma unroll 1
             for (i32 row = first_row; row < walk.end - down + TAPS - 1; ++row) {
                 A widened[WINDOW][V];
-                widen_all<WINDOW, E>(window, widened);
+                widen_all<E>(window, widened);
                 line += pitch;
                 load_row(line, row + 1, first, from, layout.groups, window);
 #pragma unroll
@@ -140,10 +131,10 @@ __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk& wal
     if (x) x += (walk.n * layout.image[1] + walk.row - pad) * pitch;
     y +=
         (walk.n * layout.output[1] + walk.row) * y_pitch + static_cast<i64>(column) * layout.groups;
-    Vector<E> slopes[TAPS][STRIP] = {};  // slopes[i]: row - i of Y
+    Words<E, V> slopes[TAPS][ACROSS] = {};  // slopes[i]: row - i of Y
 #pragma unroll 1
     for (i32 row = walk.row; row < walk.end + TAPS - 1; ++row, y += y_pitch) {
-        Vector<E> window[WINDOW];
+        Words<E, V> window[WINDOW];
         load_row(x, x ? row - pad : -1, first, layout.image, layout.groups, window);
         if (x) x += pitch;
 #pragma unroll
@@ -152,22 +143,22 @@ __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk& wal
             slopes[1][p] = slopes[0][p];
         }
         load_window(y, 0, row < walk.end ? count : 0, layout.groups, slopes[0]);
+        Acc<E> of_y[ACROSS][V];
+        widen_all<E>(slopes[0], of_y);
 #pragma unroll
         for (int p = 0; p < ACROSS; ++p)
 #pragma unroll
-            for (int c = 0; c < V; ++c) sums.of_y[c] += to_acc(slopes[0][p].at[c]);
+            for (int c = 0; c < V; ++c) sums.of_y[c] += of_y[p][c];
         if (!x || static_cast<u32>(row - pad) >= static_cast<u32>(layout.image[1])) continue;
         Acc<E> widened[WINDOW][V];
-        widen_all<WINDOW, E>(window, widened);
+        widen_all<E>(window, widened);
 #pragma unroll
         for (int i = 0; i < TAPS; ++i) {
             if (row - i < walk.row || row - i >= walk.end) continue;
+            widen_all<E>(slopes[i], of_y);
 #pragma unroll
-            for (int p = 0; p < ACROSS; ++p) {
-                Acc<E> of_position[V];
-                LineSums<E>::widen(slopes[i][p], of_position);
-                if (p < count) LineSums<E>::add_position(sums.of_taps[i], of_position, widened + p);
-            }
+            for (int p = 0; p < ACROSS; ++p)
+                if (p < count) LineSums<E>::add_position(sums.of_taps[i], of_y[p], widened + p);
         }
     }
 }

@@ -42,6 +42,8 @@ constexpr int STAGED_BLOCKS = 2;
 constexpr int STAGED_STAGES = 2;
 constexpr int TALL_COLUMNS = 128;
 constexpr int FLAT_COLUMNS = 192;
+// Of flat tiles of floats in parts, which have more registers for them
+constexpr int SPLIT_COLUMNS = 128;
 // The same of 2-byte types on 9.0, whose warpgroups multiply them: products of so many stages go on
 // while the next is copied.
 constexpr int TALL_GROUPS_THREADS = 256;

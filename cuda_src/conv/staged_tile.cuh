@@ -19,19 +19,23 @@ constexpr int WARPGROUP = 4 * WARP;
 
 // Constants of a tile. EXISTS is false for types and GPUs without staged kernels:
 // functions do nothing.
-template <class Element, int N_ROWS, bool TF32, bool IS_THERE, bool WARPGROUPS>
+template <class Element, int N_ROWS, int TF32, bool IS_THERE, bool WARPGROUPS>
 struct StagedTile {
     using E = Element;
     static constexpr bool EXISTS = IS_THERE;
-    static constexpr bool IS_TF32 = TF32, IS_EXACT = sizeof(E) == 4 && !TF32;
+    // Floats are multiplied by tensor cores, in parts of TF32 if IS_SPLIT, or by other instructions.
+    static constexpr bool IS_SPLIT = TF32 == 3, IS_TF32 = TF32 != 0;
+    static constexpr bool IS_EXACT = sizeof(E) == 4 && !IS_TF32;
     static constexpr int ROWS = N_ROWS;
     static constexpr int IN_LINE = LINE_NBYTES / sizeof(E), VECTOR = 16 / sizeof(E);
     static constexpr int K = tensor_core::K<E>;
     static constexpr bool BY_WARPGROUPS = WARPGROUPS;  // warpgroups multiply; else warps
     static constexpr bool IS_FLAT = ROWS == PANEL;
-    static constexpr int COLUMNS = BY_WARPGROUPS
-                                       ? (IS_FLAT ? FLAT_GROUPS_COLUMNS : TALL_GROUPS_COLUMNS)
-                                       : (IS_FLAT ? FLAT_COLUMNS : TALL_COLUMNS);
+    static constexpr int GROUPS_COLUMNS = IS_FLAT ? FLAT_GROUPS_COLUMNS : TALL_GROUPS_COLUMNS;
+    static constexpr int WARPS_COLUMNS = IS_SPLIT  ? SPLIT_COLUMNS
+                                         : IS_FLAT ? FLAT_COLUMNS
+                                                   : TALL_COLUMNS;
+    static constexpr int COLUMNS = BY_WARPGROUPS ? GROUPS_COLUMNS : WARPS_COLUMNS;
     static constexpr int THREADS = !BY_WARPGROUPS ? STAGED_THREADS
                                    : IS_FLAT      ? FLAT_GROUPS_THREADS
                                                   : TALL_GROUPS_THREADS;
@@ -61,6 +65,17 @@ __device__ __forceinline__ int place_in_line(int vector, int line) {
     return (vector ^ (line % LINE_VECTORS)) * 16;
 }
 
+// high + low = words, as floats: high has TF32's 11 bits, low the 12 at most that remain, of which
+// tensor cores cut off the last. Of what is not finite low is NaN.
+template <int N>
+__device__ __forceinline__ void split(const u32 (&words)[N], u32 (&high)[N], u32 (&low)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        high[i] = (words[i] + 0x1000u) & 0xFFFFE000u;
+        low[i] = __float_as_uint(__uint_as_float(words[i]) - __uint_as_float(high[i]));
+    }
+}
+
 // D in registers, as fragments of tensor cores.
 template <class Tile>
 struct StagedProduct {
@@ -85,10 +100,33 @@ struct StagedProduct {
     }
     __device__ __forceinline__ void multiply(const tensor_core::A (&a)[DOWN],
                                              const tensor_core::B (&b)[ACROSS]) {
+        if constexpr (Tile::IS_SPLIT) return multiply_parts(a, b);
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
 #pragma unroll
             for (int j = 0; j < ACROSS; ++j) tensor_core::multiply<E>(sums[i][j], a[i], b[j]);
+    }
+    // D += A_low B_high + A_high B_low + A_high B_high. Tensor cores cut sums off where they round, so
+    // each sum of three products begins at 0, and is rounded as it is added to D.
+    __device__ __forceinline__ void multiply_parts(const tensor_core::A (&a)[DOWN],
+                                                   const tensor_core::B (&b)[ACROSS]) {
+        tensor_core::A a_high[DOWN], a_low[DOWN];
+#pragma unroll
+        for (int i = 0; i < DOWN; ++i) split(a[i], a_high[i], a_low[i]);
+#pragma unroll
+        for (int j = 0; j < ACROSS; ++j) {
+            tensor_core::B b_high, b_low;
+            split(b[j], b_high, b_low);
+#pragma unroll
+            for (int i = 0; i < DOWN; ++i) {
+                float part[4] = {};
+                tensor_core::multiply<E>(part, a_low[i], b_high);
+                tensor_core::multiply<E>(part, a_high[i], b_low);
+                tensor_core::multiply<E>(part, a_high[i], b_high);
+#pragma unroll
+                for (int k = 0; k < 4; ++k) sums[i][j][k] += part[k];
+            }
+        }
     }
     // The sum of the thread's row number `row` and column number `column`.
     __device__ __forceinline__ float& sum(int row, int column) {
@@ -130,6 +168,12 @@ struct StagedProduct {
 };
 
 // ---- fragments ----------------------------------------------------------------------------------
+
+// before_cut, unless words are split.
+template <class Tile, int N>
+__device__ __forceinline__ void as_multiplied(u32 (&words)[N]) {
+    if constexpr (!Tile::IS_SPLIT) before_cut<Tile>(words);
+}
 
 // to[0 .. 3] = four floats at `from`.
 __device__ __forceinline__ void load_four(const u8* from, float (&to)[4]) {
@@ -191,9 +235,9 @@ struct ImageFragments {
         for (int j = 0; j < Tile::ACROSS; j += 2)
             matrices<false>(b_of + j * 8 * LINE_NBYTES, b[j][0], b[j][1], b[j + 1][0], b[j + 1][1]);
 #pragma unroll
-        for (int i = 0; i < Tile::DOWN; ++i) before_cut<Tile>(a[i]);
+        for (int i = 0; i < Tile::DOWN; ++i) as_multiplied<Tile>(a[i]);
 #pragma unroll
-        for (int j = 0; j < Tile::ACROSS; ++j) before_cut<Tile>(b[j]);
+        for (int j = 0; j < Tile::ACROSS; ++j) as_multiplied<Tile>(b[j]);
     }
 };
 
@@ -268,9 +312,9 @@ struct WeightFragmentsOf<Tile, true> {
 #pragma unroll
             for (int j = 0; j < 2; ++j) b[i][j] = word(b_at[i], j);
 #pragma unroll
-        for (int i = 0; i < Tile::DOWN; ++i) before_cut<Tile>(a[i]);
+        for (int i = 0; i < Tile::DOWN; ++i) as_multiplied<Tile>(a[i]);
 #pragma unroll
-        for (int j = 0; j < Tile::ACROSS; ++j) before_cut<Tile>(b[j]);
+        for (int j = 0; j < Tile::ACROSS; ++j) as_multiplied<Tile>(b[j]);
     }
 };
 template <class Tile>
@@ -326,7 +370,7 @@ __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* sta
 #pragma unroll
         for (int i = 0; i < SLICES; ++i) copier.copy(stages + to, i);
         copier.close();
-#pragma unroll(Tile::IS_EXACT ? 1 : SLICES)
+#pragma unroll(Tile::IS_EXACT || Tile::IS_SPLIT ? 1 : SLICES)
         for (int k = 0; k < SLICES; ++k) multiplier.add(stages + from, k, product, also);
         from = from + Tile::STAGE_NBYTES == END ? 0 : from + Tile::STAGE_NBYTES;
         to = to + Tile::STAGE_NBYTES == END ? 0 : to + Tile::STAGE_NBYTES;

@@ -21,11 +21,13 @@ struct ByWarpgroups {
         b_at =
             Tile::A_NBYTES + number % Tile::MULTIPLIERS_ACROSS * (Tile::ACROSS * 8 * LINE_NBYTES);
     }
-    __device__ __forceinline__ void multiply(const u8* stage, Product& product) const {
+    // Starts the products of a stage, for which warpgroup::wait waits.
+    __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
         constexpr int A_STEP = A_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
         constexpr int B_STEP = B_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
         const warpgroup::Operand a = warpgroup::operand(stage + a_at);
         const warpgroup::Operand b = warpgroup::operand(stage + b_at);
+        warpgroup::begin();
 #pragma unroll
         for (int k = 0; k < SLICES; ++k)
 #pragma unroll
@@ -33,22 +35,7 @@ struct ByWarpgroups {
                 warpgroup::multiply<typename Tile::E, Tile::ACROSS * 8, A_TRANSPOSED, B_TRANSPOSED>(
                     product.sums[i], warpgroup::moved(a, k * A_STEP + i * warpgroup::PANEL_NBYTES),
                     warpgroup::moved(b, k * B_STEP));
-    }
-    // Starts the products of a stage; `end` waits for them. The emulator on the CPU computes them
-    // in `end`, as late as a GPU may.
-    __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
-#if !defined(__CUDA_CPU__)
-        warpgroup::begin();
-        multiply(stage, product);
         warpgroup::commit();
-#endif
-    }
-    __device__ __forceinline__ void end(const u8* stage, Product& product) const {
-#if defined(__CUDA_CPU__)
-        multiply(stage, product);
-#else
-        warpgroup::wait<0>();
-#endif
     }
     template <int OF_ROW, class To, class F>
     static __device__ __forceinline__ void each_pair(const Product& product, To* to, const F& f) {
@@ -81,7 +68,7 @@ __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& pr
         multiplier.begin(stages + from, product);
         copy();
         also(stages + from);
-        multiplier.end(stages + from, product);
+        warpgroup::wait<0>();
         from = from + Tile::STAGE_NBYTES == END ? 0 : from + Tile::STAGE_NBYTES;
     }
     async_copy::wait<0>();

@@ -68,12 +68,10 @@ struct Tile {
 // do not change. For arrays that are read without a staging launch, which would round them.
 template <class Tile, int N>
 __device__ __forceinline__ void before_cut(u32 (&words)[N]) {
-#if !defined(__CUDA_CPU__)
     if constexpr (Tile::IS_TF32)
 #pragma unroll
         for (int i = 0; i < N; ++i)
             words[i] = __float_as_uint(__uint_as_float(words[i]) * 1.00035f);
-#endif
 }
 
 // D in fragments of tensor cores: a warp has DOWN x ACROSS of them.

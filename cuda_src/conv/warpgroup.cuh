@@ -18,12 +18,6 @@ constexpr int K_NBYTES = 32;  // bytes of a line that one instruction sums over
 template <class E>
 constexpr int K = K_NBYTES / sizeof(E);
 
-#if defined(__CUDA_CPU__) || !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-using Operand = const u8*;
-
-__device__ __forceinline__ Operand operand(const u8* first) { return first; }
-__device__ __forceinline__ Operand moved(Operand operand, int nbytes) { return operand + nbytes; }
-#else
 // The matrix descriptor of wgmma, in units of 16 bytes:
 //
 //     bits 0-13    start address               bits 32-45   from eight lines to the next eight
@@ -40,36 +34,42 @@ __device__ __forceinline__ Operand operand(const u8* first) {
 __device__ __forceinline__ Operand moved(Operand operand, int nbytes) {
     return operand + nbytes / 16;
 }
-#endif
 
 // Makes this thread's copies to shared memory visible to products that start
 // after the next barrier.
 __device__ __forceinline__ void show_copies() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef __CUDA_CPU__
+    emulated_proxy_fence();
+#else
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 // Needed before products, which then see the sums in registers as they were written.
 __device__ __forceinline__ void begin() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef __CUDA_CPU__
+    emulated_wgmma_fence();
+#else
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
 // Ends a group of products.
 __device__ __forceinline__ void commit() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef __CUDA_CPU__
+    emulated_wgmma_commit();
+#else
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
 // Waits for all groups but the last N.
 template <int N>
 __device__ __forceinline__ void wait() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef __CUDA_CPU__
+    emulated_wgmma_wait(N);
+#else
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 #endif
 }
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define FOUR(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 1), FOUR(i + 2), FOUR(i + 3)
 #define SIXTY_FOUR(i) SIXTEEN(i), SIXTEEN(i + 4), SIXTEEN(i + 8), SIXTEEN(i + 12)
@@ -106,11 +106,15 @@ __device__ __forceinline__ void wait() {
 template <class E, int N, bool A_TRANSPOSED, bool B_TRANSPOSED>
 __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operand b) {
     static_assert(N == 128 || N == 192 || N == 256);
+#ifdef __CUDA_CPU__
+    emulated_wgmma<E, A_TRANSPOSED, B_TRANSPOSED>(d, a, b);
+#else
     if constexpr (ARE_SAME<E, __half>) {
         PRODUCT_OF("f16.f16");
     } else {
         PRODUCT_OF("bf16.bf16");
     }
+#endif
 }
 
 #undef PRODUCT_OF
@@ -121,35 +125,11 @@ __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operan
 #undef SIXTY_FOUR
 #undef SIXTEEN
 #undef FOUR
-#else
-// Element `k` of a row of A, or of a column of B.
-template <class E, bool TRANSPOSED>
-__device__ __forceinline__ float element(Operand operand, int of_row, int k) {
-    const int line = TRANSPOSED ? k : of_row, in_line = TRANSPOSED ? of_row : k;
-    constexpr int IN_LINE = LINE_NBYTES / sizeof(E);
-    const u64 at = reinterpret_cast<u64>(operand) + in_line / IN_LINE * PANEL_NBYTES +
-                   line * LINE_NBYTES + in_line % IN_LINE * sizeof(E);
-    return to_acc(*reinterpret_cast<const E*>(at ^ (at / LINE_NBYTES % 8 * 16)));
-}
-
-template <class E, int N, bool A_TRANSPOSED, bool B_TRANSPOSED>
-__device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operand b) {
-    const int lane = threadIdx.x % WARP;
-    const int row = threadIdx.x / WARP % WARPS * 16 + lane / 4, column = lane % 4 * 2;
-    for (int k = 0; k < K<E>; ++k) {
-        const float rows[2] = {element<E, A_TRANSPOSED>(a, row, k),
-                               element<E, A_TRANSPOSED>(a, row + 8, k)};
-        for (int j = 0; j < N / 8; ++j)
-            for (int i = 0; i < 4; ++i)
-                d[j][i] += rows[i / 2] * element<E, B_TRANSPOSED>(b, 8 * j + column + i % 2, k);
-    }
-}
-#endif
 
 // stmatrix.x4.trans: stores four fragments of 8 x 8 elements of two bytes, transposed; lane l
 // passes the address of row l.
 __device__ __forceinline__ void store_transposed(void* row, const u32 (&words)[4]) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#ifndef __CUDA_CPU__
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                      static_cast<u32>(__cvta_generic_to_shared(row))),
                  "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])

@@ -17,10 +17,14 @@
 #include "cross_entropy/labels.cuh"
 #include "cross_entropy/loss_and_gradient.cuh"
 #include "cross_entropy/regularized.cuh"
+#include "cross_entropy/shares.cuh"
 
-// T: scores, or log-probabilities and dY. TOUT: the outputs, and a bias.
+// T: scores, or log-probabilities and dY. TOUT: the outputs, and a bias. TTARGET: probabilities.
 #ifndef CTO_TOUT
 #define CTO_TOUT float
+#endif
+#ifndef CTO_TTARGET
+#define CTO_TTARGET CTO_T
 #endif
 
 namespace cto {
@@ -37,6 +41,7 @@ using namespace row_softmax;
 
 using slots::T;
 using TOUT = CTO_TOUT;
+using TTARGET = CTO_TTARGET;
 using A = Acc<T>;
 
 // Bytes of log_prob that a thread has in registers in gradient kernels: fewer if a bias of a wider type
@@ -44,6 +49,7 @@ using A = Acc<T>;
 constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > NBYTES_BESIDE_WIDER
                                     ? NBYTES_BESIDE_WIDER
                                     : NBYTES;
+constexpr int SHARE_WIDTH = 16 / (sizeof(T) > sizeof(TTARGET) ? sizeof(T) : sizeof(TTARGET));
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
 
@@ -56,7 +62,9 @@ using Divisor = cross_entropy::Divisor<A>;
 using DenseSum = cross_entropy::distributions::DenseSum<A>;
 using Losses = cross_entropy::labels::Losses<TOUT, A>;
 using LossAndGradient = cross_entropy::loss_and_gradient::LossAndGradient<T, TOUT>;
-using RegularizedLoss = cross_entropy::regularized::RegularizedLoss<T, TOUT>;
+using Plain = cross_entropy::loss_and_gradient::Plain<T, TOUT>;
+using Regularized = cross_entropy::regularized::Regularized<T, TOUT>;
+using Shares = cross_entropy::shares::Shares<T, TOUT, TTARGET>;
 using Target = cross_entropy::labels::Target<A>;
 using cross_entropy::labels::target_of;
 
@@ -185,6 +193,45 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, gradient), in, added);
 }
 
+// The arguments that all losses with gradients have.
+__device__ __forceinline__ LossAndGradient call_of(const T* scores, const void* labels,
+                                                   const void* weights, const Rule& rule,
+                                                   T* gradient, TOUT* output, A* losses,
+                                                   const Either<1>& scale, const A* divisor,
+                                                   double n) {
+    return {scores,
+            labels,
+            weights,
+            rule,
+            gradient,
+            {output, losses},
+            static_cast<A>(as_double(scale)),
+            {divisor, n}};
+}
+__device__ __forceinline__ Regularized terms_of(i64 length, double smoothing, double square,
+                                                double cap, TOUT* square_output, A* squares,
+                                                i64* classes) {
+    return {length,
+            static_cast<A>(smoothing),
+            static_cast<A>(square),
+            {static_cast<A>(cap)},
+            {{square_output, squares}, classes}};
+}
+// The same for a share of each class. Targets are TTARGETs, a slot that is bound where it is not T.
+__device__ __forceinline__ Shares shares_of(const LossAndGradient& call, const Regularized& terms,
+                                            const void* targets, const void* row_weights,
+                                            void* target_gradient) {
+    return {call,
+            terms.length,
+            terms.smoothing,
+            terms.square,
+            terms.cap,
+            terms.measures,
+            static_cast<const TTARGET*>(targets),
+            static_cast<const A*>(row_weights),
+            static_cast<TTARGET*>(target_gradient)};
+}
+
 // ---- targets that are distributions -------------------------------------------------------------
 
 // Of scores x and targets t of a line: log_prob[i] = x[i] - max - log(sum of exp(x - max)), where
@@ -242,12 +289,12 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
 }
 
 // output = sum of w[row] * losses[row] / (n, or sum of w where n is 0), w[row] the weight of the row's
-// label, or 1 where labels is null. All blocks add up rows; the one that finishes last adds up the
+// label, or 1 where labels is null; with `are_weighted` losses have their weights. All blocks add up rows; the one that finishes last adds up the
 // blocks.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
-                         const __grid_constant__ Rule rule, double n, double* partials,
-                         Zeroed<u32>* ticket, TOUT* output) {
+                         const __grid_constant__ Rule rule, bool are_weighted, double n,
+                         double* partials, Zeroed<u32>* ticket, TOUT* output) {
     double sums[2] = {};
 #pragma unroll 4
     for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
@@ -255,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
         double loss = losses[row];
         if (labels) {
             const Target target = target_of<A>(labels, weights, rule, row);
-            loss = target.weighted(loss);
+            if (!are_weighted) loss = target.weighted(loss);
             sums[1] += target.weight;
         }
         sums[0] += loss;
@@ -323,16 +370,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
     T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
     const Acc<T>* divisor, double n, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const LossAndGradient call{scores,
-                               labels,
-                               weights,
-                               rule,
-                               gradient,
-                               {output, losses},
-                               static_cast<A>(as_double(scale)),
-                               {divisor, n}};
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
     call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
-              RowThreads<A>{threads, of_warp});
+              RowThreads<A>{threads, of_warp}, Plain{});
 }
 // gradient[i] = (softmax(scores)[i] - (i == label)) * scale * weight / divisor, or 0 where the
 // weight or the divisor is 0; loss = -log softmax(scores)[label], unweighted to losses, or weighted
@@ -347,15 +388,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
                                              const Acc<T>* divisor, double n, i64 n_outer,
                                              i64 length, i64 stride) {
     __shared__ A of_thread[MAX_THREADS];
-    const LossAndGradient call{scores,
-                               labels,
-                               weights,
-                               rule,
-                               gradient,
-                               {output, losses},
-                               static_cast<A>(as_double(scale)),
-                               {divisor, n}};
-    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread});
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread},
+              Plain{});
 }
 
 // loss_and_gradient with smoothed labels, a square of the logarithm of the sum, and capped scores; see
@@ -365,47 +401,74 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
                                     const __grid_constant__ Rule rule, T* gradient, TOUT* output,
                                     Acc<T>* losses, const __grid_constant__ Either<1> scale,
                                     const Acc<T>* divisor, double n, double smoothing,
-                                    double square, double cap, i64 n_rows, i64 length,
-                                    u32 threads) {
+                                    double square, double cap, TOUT* square_output, Acc<T>* squares,
+                                    i64* classes, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const RegularizedLoss call{{scores,
-                                labels,
-                                weights,
-                                rule,
-                                gradient,
-                                {output, losses},
-                                static_cast<A>(as_double(scale)),
-                                {divisor, n}},
-                               length,
-                               static_cast<A>(smoothing),
-                               static_cast<A>(square),
-                               static_cast<A>(cap)};
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    const Regularized terms =
+        terms_of(length, smoothing, square, cap, square_output, squares, classes);
     call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
-              RowThreads<A>{threads, of_warp});
+              RowThreads<A>{threads, of_warp}, terms);
 }
 // loss_and_gradient with smoothed labels, a square of the logarithm of the sum, and capped scores; see
 // regularized.cuh. Scores are (n_outer, length, stride): a line's elements are `stride` apart.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     cross_entropy__regularized_columns(const T* scores, const void* labels, const void* weights,
                                        const __grid_constant__ Rule rule, T* gradient, TOUT* output,
                                        Acc<T>* losses, const __grid_constant__ Either<1> scale,
                                        const Acc<T>* divisor, double n, double smoothing,
-                                       double square, double cap, i64 n_outer, i64 length,
+                                       double square, double cap, TOUT* square_output,
+                                       Acc<T>* squares, i64* classes, i64 n_outer, i64 length,
                                        i64 stride) {
-    __shared__ A of_thread[MAX_THREADS];
-    const RegularizedLoss call{{scores,
-                                labels,
-                                weights,
-                                rule,
-                                gradient,
-                                {output, losses},
-                                static_cast<A>(as_double(scale)),
-                                {divisor, n}},
-                               length,
-                               static_cast<A>(smoothing),
-                               static_cast<A>(square),
-                               static_cast<A>(cap)};
-    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread});
+    __shared__ A of_thread[REGULARIZED_THREADS];
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    const Regularized terms =
+        terms_of(length, smoothing, square, cap, square_output, squares, classes);
+    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread},
+              terms);
+}
+
+// The regularized loss against a share of each class; see shares.cuh. Targets are null for labels.
+// Arrays that are null are not written. Rows are contiguous.
+extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
+    cross_entropy__shares_rows(const T* scores, const void* labels, const void* weights,
+                               const __grid_constant__ Rule rule, T* gradient, TOUT* output,
+                               Acc<T>* losses, const __grid_constant__ Either<1> scale,
+                               const Acc<T>* divisor, double n, double smoothing, double square,
+                               double cap, TOUT* square_output, Acc<T>* squares, i64* classes,
+                               const void* targets, const void* row_weights, void* target_gradient,
+                               i64 n_rows, i64 length, u32 threads) {
+    __shared__ A of_warp[WARP];
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    const Regularized terms =
+        terms_of(length, smoothing, square, cap, square_output, squares, classes);
+    const Shares shares = shares_of(call, terms, targets, row_weights, target_gradient);
+    shares.line(seated_row_of<SHARE_WIDTH, NBYTES_OF_SHARES / (SHARE_WIDTH * sizeof(T) * 2)>(
+                    n_rows, length, threads),
+                RowThreads<A>{threads, of_warp});
+}
+// The regularized loss against a share of each class; see shares.cuh. Targets are null for labels.
+// Arrays that are null are not written. Scores are (n_outer, length, stride): a line's elements are
+// `stride` apart.
+extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
+    cross_entropy__shares_columns(const T* scores, const void* labels, const void* weights,
+                                  const __grid_constant__ Rule rule, T* gradient, TOUT* output,
+                                  Acc<T>* losses, const __grid_constant__ Either<1> scale,
+                                  const Acc<T>* divisor, double n, double smoothing, double square,
+                                  double cap, TOUT* square_output, Acc<T>* squares, i64* classes,
+                                  const void* targets, const void* row_weights,
+                                  void* target_gradient, i64 n_outer, i64 length, i64 stride) {
+    __shared__ A of_thread[REGULARIZED_THREADS];
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    const Regularized terms =
+        terms_of(length, smoothing, square, cap, square_output, squares, classes);
+    const Shares shares = shares_of(call, terms, targets, row_weights, target_gradient);
+    shares.line(column_of<NBYTES_OF_SHARES / 16 / 2>(n_outer, length, stride),
+                ColumnThreads<A>{of_thread});
 }
 
 // gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor + bias[i]; a null bias is

@@ -13,7 +13,12 @@ namespace cto::facts::cross_entropy {
 constexpr int NBYTES = CTO_NBYTES;
 // Of log-probabilities that a thread holds beside a wider bias
 constexpr int NBYTES_BESIDE_WIDER = 64;
-// Of a block over rows at most, as capped scores take registers
+// Of scores and shares of classes that a thread has in registers: more are spilled beside addresses
+// of weights.
+constexpr int NBYTES_OF_SHARES = 32;
+// Classes, which float32 counts exactly
+constexpr int MOST_SMOOTHED = 16777216;
+// Of a block at most, as capped scores take registers
 constexpr int REGULARIZED_THREADS = 512;
 constexpr int SUM_THREADS = 256;
 // Over rows, at most: of losses and of weights

@@ -37,8 +37,7 @@ struct OfLine {
     bool skips;  // the gradient of the whole line is 0
 };
 
-// loss = -w log_softmax(scores)[label], gradient[i] = (softmax(scores)[i] - (i == label)) * slope
-// of each line, slope = scale * w / divisor, w the weight of the line's label.
+// Arguments of a loss of scores with labels, its gradient, and how a line becomes both.
 template <class T, class TOUT>
 struct LossAndGradient {
     using A = Acc<T>;
@@ -61,24 +60,61 @@ struct LossAndGradient {
         const WeightSum<A> by = divisor.load();
         return {target, score, target.slope(scale, by), target.skips(by)};
     }
-    // loss = log(sum) - (score of the label - max), by the line's first thread.
-    template <int W, int DEPTH>
-    __device__ __forceinline__ void store_loss(const Line<W, DEPTH>& line, const OfLine<A>& own,
-                                               const OnlineSum<A>& of) const {
-        if (line.leads() && losses.wanted())
-            losses.store(line.number, own.target, logarithm(of.sum) - (own.score - of.max));
+
+    // Stores the loss of a line and writes its gradient, both as `terms` says:
+    //
+    //     reader(line, scores)                  reads the scores
+    //     sums()                                what `read` adds up over the line
+    //     store_loss(call, line, own, sums)     by the line's first thread
+    //     write(call, line, own, sums, batch, threads, in)
+    template <int W, int DEPTH, class Threads, class Terms>
+    __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads,
+                                         const Terms& terms) const {
+        auto in = terms.reader(line, scores);
+        auto sums = terms.sums();
+        const auto batch = read(line, sums, in);
+        const OfLine<A> own = of_line(line);
+        sums.join(threads);
+        terms.store_loss(*this, line, own, sums);
+        terms.write(*this, line, own, sums, batch, threads, in);
     }
-    // gradient[i] = (p(x[i]) - (i == label)) * slope, p = softmax; each(map) writes map(place, x[i]).
+};
+
+// loss = -w log_softmax(scores)[label], gradient[i] = (softmax(scores)[i] - (i == label)) * slope
+// of each line, slope = scale * w / divisor, w the weight of the line's label.
+template <class T, class TOUT>
+struct Plain {
+    using A = Acc<T>;
+    using Call = LossAndGradient<T, TOUT>;
+
+    template <int W, int DEPTH>
+    __device__ __forceinline__ auto reader(const Line<W, DEPTH>& line, const T* scores) const {
+        return LineReader<T, W, DEPTH>(line, scores, from_acc<T>(negative_infinity<A>()));
+    }
+    __device__ OnlineSum<A> sums() const { return {}; }
+    // loss = log(sum) - (score of the label - max).
+    template <int W, int DEPTH>
+    __device__ __forceinline__ void store_loss(const Call& call, const Line<W, DEPTH>& line,
+                                               const OfLine<A>& own, const OnlineSum<A>& of) const {
+        if (line.leads() && call.losses.wanted())
+            call.losses.store(line.number, own.target, logarithm(of.sum) - (own.score - of.max));
+    }
+    // gradient[i] = (p(x[i]) - (i == label)) * slope, p = softmax.
     // For 2-byte elements comparing every i with the label is slow: p(x[i]) * slope is written for all,
     // and then the label's element once more. Wider elements have no registers left for that.
-    template <int W, int DEPTH, class Each>
-    __device__ __forceinline__ void store_gradient(const Line<W, DEPTH>& line, const OfLine<A>& own,
-                                                   const OnlineSum<A>& of, const Each& each) const {
+    template <int W, int DEPTH, class Threads, class In>
+    __device__ __forceinline__ void write(const Call& call, const Line<W, DEPTH>& line,
+                                          const OfLine<A>& own, const OnlineSum<A>& of,
+                                          typename Slots<W>::Count batch, const Threads&,
+                                          In& in) const {
+        if (!call.gradient) return;
         constexpr bool COMPARES = sizeof(T) >= sizeof(u32);
+        const LineWriter<T, W, DEPTH> to(line, call.gradient);
         const A max = of.max, share = 1 / of.sum, slope = own.slope;
         const i64 label = own.target.label;
         const bool skips = own.skips;
         const auto p = [=](A x) { return product(exponential(x - max), share); };
+        const auto each = [&](auto map) { row_softmax::write(line, batch, map, to, in); };
         if constexpr (COMPARES) {
             each([=](Place<W> place, A x) {
                 return skips ? A(0) : (place.is(label) ? p(x) - 1 : p(x)) * slope;
@@ -89,24 +125,9 @@ struct LossAndGradient {
             else
                 each([=](Place<W>, A x) { return p(x) * slope; });
             if (!skips && label >= 0 && line.holds(label))
-                gradient[line.start + label * line.stride] =
+                call.gradient[line.start + label * line.stride] =
                     from_acc<T>((p(own.score) - 1) * slope);
         }
-    }
-
-    // The loss of a line, and, where the arrays are not null, gradient[i] = (softmax[i] - (i ==
-    // label)) * slope.
-    template <int W, int DEPTH, class Threads>
-    __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads) const {
-        LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
-        OnlineSum<A> of;
-        const auto batch = read(line, of, in);
-        const OfLine<A> own = of_line(line);
-        of.join(threads);
-        store_loss(line, own, of);
-        if (!gradient) return;
-        const LineWriter<T, W, DEPTH> to(line, gradient);
-        store_gradient(line, own, of, [&](auto map) { write(line, batch, map, to, in); });
     }
 };
 

@@ -2,44 +2,43 @@
 // Losses with smoothed labels, capped scores and a square of the logarithm of the sum, and their
 // gradients, in one kernel.
 #pragma once
+#include "cross_entropy/capped.cuh"
 #include "cross_entropy/loss_and_gradient.cuh"
+#include "cross_entropy/measures.cuh"
 
 namespace cto::cross_entropy::regularized {
 
+using capped::Cap;
+using loss_and_gradient::LossAndGradient;
+using loss_and_gradient::OfLine;
+using loss_and_gradient::product;
+using math::exp::exponential;
 using math::exp::logarithm;
+using measures::FirstClass;
+using measures::Measures;
 using namespace row_softmax;
 
-__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
-__device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
-
-// cap tanh(x / cap), or x where cap is 0. -inf stays: masked classes have no part.
-template <class A>
-struct Cap {
-    A cap;
-
-    __device__ __forceinline__ A operator()(A x) const {
-        return cap == 0 || x == negative_infinity<A>() ? x : cap * tanh_of(x / cap);
+// LineWriter of an array that may be null.
+template <class E, int WIDTH, int DEPTH>
+struct OptionalWriter : LineWriter<E, WIDTH, DEPTH> {
+    using LineWriter<E, WIDTH, DEPTH>::LineWriter;
+    __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
+                                          typename Slots<WIDTH>::Count batch, int u,
+                                          const Acc<E> (&values)[WIDTH]) const {
+        if (this->array) LineWriter<E, WIDTH, DEPTH>::store(line, batch, u, values);
     }
-    // The derivative where the capped score is s.
-    __device__ __forceinline__ A slope(A s) const {
-        if (cap == 0) return 1;
-        if (s == negative_infinity<A>()) return 0;
-        const A t = s / cap;
-        return (1 - t) * (1 + t);
+    __device__ __forceinline__ void store_edge(const Line<WIDTH, DEPTH>& line, Acc<E> value) const {
+        if (this->array) LineWriter<E, WIDTH, DEPTH>::store_edge(line, value);
     }
 };
 
-// Sums over a line of capped scores s: those of softmax, and, with AVERAGES, the sum of s - maximum
-// over the s that are not -inf, and their number.
+// Sums over a line of capped scores s: those of softmax, and, with `averages`, the sum of s -
+// maximum over the s that are not -inf, and their number.
 template <class A>
-struct CappedSum {
-    Cap<A> cap;
+struct AverageSum {
     bool averages;
-    OnlineSum<A> of;
+    OnlineSum<A> of = {};
     A linear = 0, count = 0;
-
-    __device__ __forceinline__ CappedSum(Cap<A> cap, bool averages)
-        : cap(cap), averages(averages) {}
 
     // count * shift; 0 without elements, even if shift is infinite.
     __device__ A shifted(A shift) const { return count == 0 ? A(0) : count * shift; }
@@ -48,14 +47,12 @@ struct CappedSum {
     __device__ __forceinline__ void include(const Each& each, const Renew& renew,
                                             const Largest& largest) {
         const A before = of.reference(of.max);
-        of.include([&](auto see) { each([&](A x) { see(cap(x)); }); }, renew,
-                   [&](A least) { return larger(least, cap(largest(negative_infinity<A>()))); });
+        of.include(each, renew, largest);
         if (!averages) return;
         renew();
         const A now = of.reference(of.max);
         if (now != before) linear += shifted(before - now);
-        each([&](A x) {
-            const A s = cap(x);
+        each([&](A s) {
             if (s != negative_infinity<A>()) linear += s - now, count += 1;
         });
     }
@@ -79,38 +76,55 @@ struct CappedSum {
 //     gradient[i] = (softmax(s)[i] (1 + 2 square q) - (1 - smoothing) (i == label)
 //                    - smoothing / length) slope cap'(scores[i])
 template <class T, class TOUT>
-struct RegularizedLoss {
+struct Regularized {
     using A = Acc<T>;
-    loss_and_gradient::LossAndGradient<T, TOUT> plain;
+    using Call = LossAndGradient<T, TOUT>;
     i64 length;
-    A smoothing, square, cap;
+    A smoothing, square;
+    Cap<A> cap;
+    Measures<TOUT, A> measures;
 
-    template <int W, int DEPTH, class Threads>
-    __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads) const {
-        const Cap<A> capped{cap};
-        LineReader<T, W, DEPTH> in(line, plain.scores, from_acc<T>(negative_infinity<A>()));
-        CappedSum<A> sums(capped, smoothing != 0);
-        const auto batch = read(line, sums, in);
-        const auto own = plain.of_line(line);
-        sums.join(threads);
+    template <int W, int DEPTH>
+    __device__ __forceinline__ auto reader(const Line<W, DEPTH>& line, const T* scores) const {
+        return capped::CappedReader<T, W, DEPTH>(line, scores, cap);
+    }
+    __device__ AverageSum<A> sums() const { return {smoothing != 0}; }
+    template <int W, int DEPTH>
+    __device__ __forceinline__ void store_loss(const Call& call, const Line<W, DEPTH>& line,
+                                               const OfLine<A>& own,
+                                               const AverageSum<A>& sums) const {
+        if (!line.leads()) return;
         const A max = sums.of.max, last = logarithm(sums.of.sum), all = max + last;
-        if (line.leads() && plain.losses.wanted()) {
-            A loss = last - (1 - smoothing) * (capped(own.score) - max) + square * all * all;
+        const A squared = square == 0 ? A(0) : square * all * all;
+        if (call.losses.wanted()) {
+            A loss = last - (1 - smoothing) * (cap(own.score) - max) + squared;
             if (smoothing != 0) loss -= smoothing * sums.mean(length);
-            plain.losses.store(line.number, own.target, loss);
+            call.losses.store(line.number, own.target, loss);
         }
-        if (!plain.gradient) return;
+        if (measures.squares.wanted()) measures.squares.store(line.number, own.target, squared);
+    }
+    template <int W, int DEPTH, class Threads, class In>
+    __device__ __forceinline__ void write(const Call& call, const Line<W, DEPTH>& line,
+                                          const OfLine<A>& own, const AverageSum<A>& sums,
+                                          typename Slots<W>::Count batch, const Threads& threads,
+                                          In& in) const {
+        if (!call.gradient && !measures.classes) return;
+        const Cap<A> capped = cap;
+        const A max = sums.of.max, all = max + logarithm(sums.of.sum);
         const A share = (1 + 2 * square * all) / sums.of.sum, slope = own.slope;
         const A of_label = 1 - smoothing, of_each = smoothing / static_cast<A>(length);
+        const A sought = measures.sought(sums.of);
         const i64 label = own.target.label;
         const bool skips = own.skips;
-        const auto map = [=](Place<W> place, A x) {
-            const A s = capped(x);
-            const A p = loss_and_gradient::product(math::exp::exponential(s - max), share);
+        FirstClass first;
+        const auto map = [=, &first](Place<W> place, A s) {
+            first.see(place, s == sought);
+            const A p = product(exponential(s - max), share);
             const A target = place.is(label) ? of_each + of_label : of_each;
             return skips ? A(0) : (p - target) * slope * capped.slope(s);
         };
-        write(line, batch, map, LineWriter<T, W, DEPTH>(line, plain.gradient), in);
+        row_softmax::write(line, batch, map, OptionalWriter<T, W, DEPTH>(line, call.gradient), in);
+        measures.store_class(line, first, threads, own.target.weight == 0 && label < 0);
     }
 };
 

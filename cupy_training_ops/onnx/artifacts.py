@@ -28,6 +28,7 @@ from ..registry import get_op
 from .checkpoint import FILES, Checkpoint, checkpoint_files
 from .checks import BUFFER
 from .folding import fold
+from .formulas import fuse_formulas
 from .gradients import add_gradients, in_evaluation, in_training, with_gradients
 from .gradients.builder import with_rules
 from .gradients.rules import INT64, MICROSOFT
@@ -35,7 +36,6 @@ from .gradients.writer import names_of
 from .graph import Graph, Node, Problems, Value
 from .losses import with_loss
 from .models import Proto, Source, read_inferred
-from .passes import fuse_gelu
 from .writing import model_of
 
 OPSET = 17  # what older models are converted to
@@ -154,7 +154,7 @@ def make(
     names = _trained(parameters, wanted, unwanted)
     value = graph.outputs[0].name
     parameters += _statistics(graph, initializers)
-    training = in_training(with_rules(fuse_gelu(graph) if fuses else graph))
+    training = in_training(with_rules(fuse_formulas(graph) if fuses else graph))
     training, gradients = add_gradients(training, value, names, parameters)
     _refuse_unmoved(names if wanted else [], gradients)
     names = [name for name in names if name in gradients]

@@ -82,7 +82,10 @@ class _Expansion:
             self._count()
             body = None
             if self._wanted(node):
-                node = self._by_kernels(node, types, shapes)
+                by_kernels = _by_kernels(node, types, shapes, names)
+                if by_kernels:
+                    waiting.extend((each, around) for each in reversed(by_kernels))
+                    continue
                 body = self._body(node, types, shapes)
             if body is None or node.op_type in around:
                 node = self._with_parts(_plain_cast(node, types) if around else node, types)
@@ -106,22 +109,6 @@ class _Expansion:
         parts = subgraphs(node)
         wider = {k: self.graph(part, part_types(node, part, types)) for k, part in parts.items()}
         return replace(node, attributes={**node.attributes, **wider}) if parts else node
-
-    def _by_kernels(
-        self,
-        node: Node,
-        types: Mapping[str, Dtype],
-        shapes: Mapping[str, tuple[Extent, ...]],
-    ) -> Node:
-        """FlashAttention in place of a node whose scores nothing else needs; else the node."""
-        if node.op_type != "Attention" or not node.is_standard:
-            return node
-        try:
-            _check(node, _schema(node))
-        except OpError as error:  # which the body's check refuses
-            pass_on(error)
-            return node
-        return _flash_attention(node, types, shapes) or node
 
     def _body(
         self,
@@ -213,6 +200,77 @@ def _put_in_place(node: Node, body: _Body, names: set[str]) -> list[Node]:
         )
         for inner in body.nodes
     ]
+
+
+def _by_kernels(
+    node: Node,
+    types: Mapping[str, Dtype],
+    shapes: Mapping[str, tuple[Extent, ...]],
+    names: set[str],
+) -> list[Node]:
+    """FlashAttention in place of a node whose scores nothing else needs, behind nodes that add to
+    its caches; none in place of another node."""
+    if node.op_type != "Attention" or not node.is_standard:
+        return []
+    try:
+        _check(node, _schema(node))
+    except OpError as error:  # which the body's check refuses
+        pass_on(error)
+        return []
+    if not (any(node.inputs[4:6]) or any(node.outputs[1:3])):
+        attention = _flash_attention(node, types, shapes)
+        return [attention] if attention else []
+    if not _has_caches(node, types, shapes):
+        return []
+    plain = replace(
+        node,
+        inputs=_without_end(node.inputs[:4]),
+        outputs=(node.outputs[0], "", "", *node.outputs[3:]),
+    )
+    attention = _flash_attention(plain, types, shapes)
+    return _with_caches(node, attention, names) if attention else []
+
+
+def _has_caches(
+    node: Node, types: Mapping[str, Dtype], shapes: Mapping[str, tuple[Extent, ...]]
+) -> bool:
+    """Return True if there are caches of keys and values, and more than a query, whose scores are
+    few, in arrays with a dimension of heads."""
+    q, k, v, _, *caches, lengths = (*node.inputs, *[""] * 7)[:7]
+    queries = shapes.get(q, ())
+    return (
+        all(caches)
+        and not lengths
+        and len(queries) == 4
+        and queries[2] != 1
+        and all(types.get(name) == types.get(q) for name in (k, v, *caches))
+    )
+
+
+def _with_caches(node: Node, attention: Node, names: set[str]) -> list[Node]:
+    """The nodes that join a node's caches and new keys and values, and its attention over all.
+
+    Causal, query i sees the keys of the cache and those up to i: so there are as many keys as the
+    cache has, and queries.
+    """
+    q, k, v, mask, past_k, past_v = (*node.inputs[:6],)
+    nodes: list[Node] = []
+
+    def make(op_type: str, *inputs: str, result: str = "", **attributes: Any) -> str:
+        result = result or _unique(f"{node.outputs[0]}/{node.op_type}/{op_type}", names)
+        nodes.append(Node(op_type, "", node.version, inputs, (result,), attributes, node.name))
+        return result
+
+    presents = (*node.outputs[1:3], "", "")
+    k = make("Concat", past_k, k, result=presents[0], axis=2)
+    v = make("Concat", past_v, v, result=presents[1], axis=2)
+    lengths = ""
+    if node.attributes.get("is_causal", 0):
+        parts = [make("Shape", each, start=2, end=3) for each in (past_k, q)]
+        batch = make("Shape", q, start=0, end=1)
+        lengths = make("Expand", make("Add", *parts), batch)
+    inputs = _without_end((q, k, v, mask, lengths))
+    return [*nodes, replace(attention, inputs=inputs)]
 
 
 def _flash_attention(

@@ -270,7 +270,7 @@ def fuse_products(graph: Graph) -> Graph:
     graph = _without_other_names(graph)
     graph = _fold_readers(graph, _is_product, _transposed_input, _transpose_product)
     graph = _with_transposed_factors(graph)
-    graph = _fold_readers(graph, _has_alpha, partial(_factor_of, graph.constants), _with_alpha)
+    graph = _fold_readers(graph, _has_alpha, partial(factor_of, graph.constants), _with_alpha)
     return _with_scaled_factors(graph)
 
 
@@ -388,7 +388,7 @@ def _with_scaled_factors(graph: Graph) -> Graph:
     reads = _reads(graph)
     scaled: dict[str, tuple[str, float]] = {}
     for node in graph.nodes:
-        factor = _factor_of(graph.constants, node)
+        factor = factor_of(graph.constants, node)
         name = node.outputs[0] if node.outputs else ""
         if factor is not None and name not in outside and reads[name]:
             scaled[name] = factor
@@ -429,7 +429,7 @@ def _with_alpha(node: Node, scale: float) -> Node:
     return replace(node, attributes=attributes)
 
 
-def _factor_of(constants: Mapping[str, HostArray], node: Node) -> tuple[str, float] | None:
+def factor_of(constants: Mapping[str, HostArray], node: Node) -> tuple[str, float] | None:
     """The value that a node multiplies by a number, and the number."""
     if not node.is_standard or node.op_type not in ("Div", "Mul") or len(node.inputs) != 2:
         return None
@@ -442,82 +442,6 @@ def _factor_of(constants: Mapping[str, HostArray], node: Node) -> tuple[str, flo
     number = float(array.reshape(-1)[0])
     scale = number if node.op_type == "Mul" else (1 / number if number else math.nan)
     return (x, scale) if math.isfinite(scale) and scale else None
-
-
-# ---- what exporters write in parts ---------------------------------------------------------------
-
-
-def fuse_gelu(graph: Graph) -> Graph:
-    """The graph with Gelu in place of its formula, as exporters write it before opset 20.
-
-    x 0.5 (1 + erf(x / sqrt(2))), the factors in any order, where nothing else reads a part of it.
-    """
-    makers = {name: node for node in graph.nodes for name in node.outputs}
-    readers: dict[str, list[Node]] = {item.name: [] for item in graph.outputs}
-    ends = set(readers)
-    for node in graph.nodes:
-        for name in node.inputs:
-            readers.setdefault(name, []).append(node)
-    factor = partial(_factor_of, graph.constants)
-    parts: set[int] = set()
-    whole: dict[int, Node] = {}
-    for erf in graph.nodes:
-        found = _gelu(erf, makers, readers, factor, graph.constants)
-        if found is None:
-            continue
-        x, nodes = found
-        inner = {name for node in nodes[:-1] for name in node.outputs}
-        own = set(map(id, nodes))
-        is_alone = all(id(node) in own for name in inner for node in readers[name])
-        if is_alone and ends.isdisjoint(inner):
-            last = nodes[-1]
-            parts.update(own)
-            whole[id(last)] = replace(
-                last, op_type="Gelu", domain="com.microsoft", version=1, inputs=(x,), attributes={}
-            )
-    remaining = (whole.get(id(n), n) for n in graph.nodes if id(n) in whole or id(n) not in parts)
-    return graph.with_nodes(remaining)
-
-
-def _gelu(
-    erf: Node,
-    makers: Mapping[str, Node],
-    readers: Mapping[str, list[Node]],
-    factor: Callable[[Node], tuple[str, float] | None],
-    constants: Mapping[str, HostArray],
-) -> tuple[str, list[Node]] | None:
-    """The input of a Gelu around an Erf, and its nodes, of which the last one makes the result."""
-    scaled = makers.get(erf.inputs[0]) if erf.op_type == "Erf" and erf.is_standard else None
-    inside = None if scaled is None else factor(scaled)
-    above = _only_reader(erf, readers)
-    if scaled is None or inside is None or above is None or not _adds_one(above, constants):
-        return None
-    product = _only_reader(above, readers)
-    if not math.isclose(inside[1], math.sqrt(0.5), rel_tol=1e-3) or product is None:
-        return None
-    if product.op_type != "Mul" or not product.is_standard:
-        return None
-    x, nodes = inside[0], [scaled, erf, above, product]
-    other = product.inputs[product.inputs[0] == above.outputs[0]]
-    if other == x:
-        half = _only_reader(product, readers)
-        read = None if half is None else factor(half)
-        return (x, [*nodes, half]) if half is not None and read and read[1] == 0.5 else None
-    half = makers.get(other)
-    read = None if half is None else factor(half)
-    return (x, [half, *nodes]) if half is not None and read == (x, 0.5) else None
-
-
-def _only_reader(node: Node, readers: Mapping[str, list[Node]]) -> Node | None:
-    found = readers.get(node.outputs[0], [])
-    return found[0] if len(found) == 1 else None
-
-
-def _adds_one(node: Node, constants: Mapping[str, HostArray]) -> bool:
-    if node.op_type != "Add" or not node.is_standard:
-        return False
-    known = [constants[name] for name in node.inputs if name in constants]
-    return len(known) == 1 and known[0].size == 1 and known[0].ndim == 0 and known[0] == 1
 
 
 # ---- the order of gradients ----------------------------------------------------------------------

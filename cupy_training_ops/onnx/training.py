@@ -412,6 +412,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         if inputs not in self._parts:
             names = model_outputs(self._eval.graph, {*inputs, *self._parameters})
             part = part_of(self._eval.graph, names)
+            needed = [i.name for i in part.inputs if i.name not in self._parameters]
+            if set(needed) != set(inputs):
+                expected = f"{', '.join(needed)}, alone or beside all others"
+                self._refuse("eval: inputs", expected, ", ".join(inputs))
             session = Session(part, self.xp)
             session.extents.names_hold = True
             session.share(self._training)
@@ -453,11 +457,13 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         A path is replaced by a whole file or not at all, also where the machine stops, but with
         sync=False, which waits for no disk.
         """
+        self._check_file("save", file, "write")
         write_state(file, self._state_arrays(), self._numbers(), sync)
 
     @exclusive
     def load(self, file: StrPath | BinaryFile) -> None:
         """Go on from a file that `save` wrote for the same artifacts."""
+        self._check_file("load", file, "read")
         arrays = self._state_arrays()
         numbers, values = read_state(file, arrays, self._numbers())
         self._point = Point(is_torn=True)
@@ -475,8 +481,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         random numbers are not in it, as `save` has them. Arrays of more than 1 GiB go into a file
         beside it, with `.data` at its name's end. sync: as of `save`.
         """
-        if not isinstance(file, str | os.PathLike):
-            self._refuse("save_checkpoint: file", "the path of a file", shown(file))
+        self._check_file("save_checkpoint", file)
         host = {n: self._on_host(a) for n, a in self._parameters.items()}
         trained = {n: host.pop(n) for n in self._trained}
         groups: tuple[Group, ...] = ()
@@ -491,6 +496,13 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         path = Path(file)
         checkpoint = Checkpoint(trained, host, groups, self.properties)
         write_together(checkpoint_files(checkpoint, path), sync)
+
+    def _check_file(self, call: str, file: object, method: str | None = None) -> None:
+        """Refuse other than a path, or where it has this method an open file."""
+        is_open = method is not None and hasattr(file, method)
+        if not (isinstance(file, str | os.PathLike) or is_open):
+            words = "the path of a file" + (", or an open one" if method else "")
+            self._refuse(f"{call}: file", words, shown(file))
 
     def _on_host(self, array: Any) -> HostArray:
         on_host: HostArray = array if self.xp is np else self.xp.asnumpy(array)
@@ -519,6 +531,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         """
         if self._eval is None:
             raise ArgumentError("TrainingSession: there is no eval_model.onnx")
+        self._check_file("export", file)
         arrays = {**self._parameters, **self._training.states}
         on_host = {n: self._on_host(a) for n, a in arrays.items()}
         write_part(self._eval.graph, self._eval.model, on_host, outputs, Path(file), sync)

@@ -87,6 +87,7 @@ class Registers:
     width: int
     n_read: int
     max_threads: int = MAX_THREADS
+    column_threads: int = MAX_THREADS
 
     def depth(self, nbytes: int) -> int:
         """Slots of each array in so many bytes, at least one."""
@@ -97,8 +98,7 @@ def division(lines: Lines, registers: Registers, aligned: bool, kernels: Kernels
     """Rows with vectors where arrays are aligned and rows long enough for some; else columns."""
     if not (aligned and fit_rows(lines, registers)):
         bundles = _bundles(lines, registers, kernels.bundles) if aligned else None
-        depth = registers.nbytes // VEC_NBYTES // registers.n_arrays
-        return bundles or _columns(lines, depth, kernels.columns)
+        return bundles or _columns(lines, registers, kernels.columns)
     n_slots = lines.length // registers.width
     least = 1 if lines.length % registers.width == 0 else 2 * registers.width - 2
     divided = _rows(lines, registers, n_slots, least, kernels)
@@ -145,10 +145,11 @@ def _most_threads(lines: Lines, registers: Registers) -> int:
     return min(registers.max_threads, SHARED_ROW_THREADS if shared else MAX_THREADS)
 
 
-def _columns(lines: Lines, depth: int, kernel: str) -> Division:
+def _columns(lines: Lines, registers: Registers, kernel: str) -> Division:
     """Neighbouring lines to threads along x, elements of a line along y, other lines along z."""
+    depth = registers.nbytes // VEC_NBYTES // registers.n_arrays
     x = min(_power(lines.stride), WARP)
-    most = MAX_THREADS // x
+    most = registers.column_threads // x
     y = min(_power(ceil_div(lines.length, depth)), most)
     y = max(y, min(_power(lines.length), WARP // x))  # elements side by side, where lines are not
     x = max(x, min(_power(lines.stride), SHORT_THREADS // y))

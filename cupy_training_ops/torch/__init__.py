@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from .optim import Lamb as Lamb
 
 # torch.compile traces only these.
-leave_alone(__name__, __path__, apart={"conversion", "functional", "nn", "ops", "to_pytorch"})
+_TRACED = {"batch_norm", "conversion", "functional", "image_models", "language_models", "nn", "ops"}
+_TRACED |= {"loss_functions", "to_pytorch"}
+leave_alone(__name__, __path__, apart=_TRACED)
 
 _MODULES = ("functional", "nn", "ops")
 _NAMES = {

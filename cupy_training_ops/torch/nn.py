@@ -3,11 +3,13 @@
 
 Each is a subclass of PyTorch's: parameters, state dicts and `isinstance` are the same. In compiled
 regions norms, activations and dropouts are PyTorch's, which a compiler fuses with the operations
-around them. Results have the same dtype as in eager mode.
+around them. Results have the same dtype as in eager mode. Exported programs have PyTorch's alone.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "LayerNorm",
+    "LinearCrossEntropyLoss",
     "LogSoftmax",
     "RMSNorm",
     "ReLU",
@@ -34,6 +37,14 @@ def __dir__() -> list[str]:
 
 
 is_compiling = torch.compiler.is_compiling
+_is_tracing, _compiler = torch.jit.is_tracing, torch.compiler
+
+
+def is_exported(input: object) -> bool:
+    """Return True under torch.export, torch.jit.trace, or torch.fx.symbolic_trace."""
+    # The flag itself: torch.compiler.is_exporting() is always true where PyTorch 2.11 compiles.
+    is_exporting: bool = _compiler._is_exporting_flag
+    return is_exporting or _is_tracing() or isinstance(input, torch.fx.Proxy)
 
 
 class Replacement:
@@ -52,6 +63,8 @@ class LayerNorm(Replacement, nn.LayerNorm):  # type: ignore[misc]
     """torch.nn.LayerNorm."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         if is_compiling():
             return super().forward(input).to(type_of_norm(input, self.weight))
         return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -61,6 +74,8 @@ class RMSNorm(Replacement, nn.RMSNorm):  # type: ignore[misc]
     """torch.nn.RMSNorm."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if is_exported(x):
+            return super().forward(x)
         if is_compiling():
             return super().forward(x).to(type_of_norm(x, self.weight))
         return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
@@ -70,6 +85,8 @@ class GELU(Replacement, nn.GELU):  # type: ignore[misc]
     """torch.nn.GELU."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         if is_compiling():
             return super().forward(input).to(input.dtype)
         return functional.gelu(input, self.approximate)
@@ -79,6 +96,8 @@ class ReLU(Replacement, nn.ReLU):  # type: ignore[misc]
     """torch.nn.ReLU, which saves a bit an element."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         if is_compiling():
             return super().forward(input)
         return functional.relu(input, self.inplace)
@@ -92,6 +111,8 @@ class Softmax(Replacement, nn.Softmax):  # type: ignore[misc]
     """torch.nn.Softmax."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         if is_compiling():
             return super().forward(input).to(input.dtype)
         if self.dim is None:
@@ -107,6 +128,8 @@ class LogSoftmax(Replacement, nn.LogSoftmax):  # type: ignore[misc]
     """torch.nn.LogSoftmax."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         if is_compiling():
             return super().forward(input).to(input.dtype)
         if self.dim is None:
@@ -122,6 +145,8 @@ class Dropout(Replacement, nn.Dropout):  # type: ignore[misc]
     """torch.nn.Dropout, whose mask takes a bit an element."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         if is_compiling():
             return super().forward(input)
         return functional.dropout(input, self.p, self.training, self.inplace)
@@ -135,6 +160,8 @@ class Embedding(Replacement, nn.Embedding):  # type: ignore[misc]
     """torch.nn.Embedding, whose gradient is the same in every run."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_exported(input):
+            return super().forward(input)
         return functional.embedding(
             input,
             self.weight,
@@ -155,16 +182,59 @@ class Embedding(Replacement, nn.Embedding):  # type: ignore[misc]
         return None
 
 
-class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
-    """torch.nn.CrossEntropyLoss; `inplace` writes the gradient over the scores."""
+class _Measuring:
+    """Options of losses that PyTorch's modules lack, by name; those of the functions."""
 
-    def __init__(self, *arguments: Any, inplace: bool = False, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    # Of a module that `convert` replaced.
+    lse_square_scale = 0.0
+    softcap: float | None = None
+    return_z_loss = return_token_accuracy = return_predicted_tokens = False
+
+    def _set_options(
+        self,
+        lse_square_scale: float = 0.0,
+        softcap: float | None = None,
+        return_z_loss: bool = False,
+        return_token_accuracy: bool = False,
+        return_predicted_tokens: bool = False,
+    ) -> None:
+        self.lse_square_scale, self.softcap = lse_square_scale, softcap
+        self.return_z_loss = return_z_loss
+        self.return_token_accuracy = return_token_accuracy
+        self.return_predicted_tokens = return_predicted_tokens
+
+    def _options(self) -> dict[str, Any]:
+        names = "lse_square_scale", "softcap", "return_z_loss", "return_token_accuracy"
+        return {name: getattr(self, name) for name in (*names, "return_predicted_tokens")}
+
+
+class CrossEntropyLoss(_Measuring, Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
+    """torch.nn.CrossEntropyLoss, with the options of `functional.cross_entropy` by name.
+
+    `inplace` writes the gradient over the scores.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        inplace: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
         self.inplace = inplace
+        self._set_options(**options)
 
     inplace = False  # default of a module that `convert` replaced
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+    def forward(self, input: Tensor, target: Tensor) -> Any:
+        if is_exported(input):
+            return super().forward(input, target)
         return functional.cross_entropy(
             input,
             target,
@@ -173,13 +243,121 @@ class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
             inplace=self.inplace,
+            **self._options(),
         )
 
-    @staticmethod
-    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
-        if module.label_smoothing and module.weight is not None:
-            return "label_smoothing", "0.0 with a weight", shown(module.label_smoothing)
-        return None
+
+class _LinearCrossEntropyLoss(nn.modules.loss._WeightedLoss):  # type: ignore[misc]
+    """The parameters of PyTorch's module, which 2.13 is the first to have."""
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: Any = None,
+    ) -> None:
+        super().__init__(weight, None, None, reduction)
+        self.num_classes, self.out_features = num_classes, out_features
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        n_scores = math.prod(out_features, start=num_classes)
+        self.linear = nn.Linear(in_features, n_scores, bias=bias, device=device, dtype=dtype)
+        self.options = options
+
+
+_TheirLinear: Any = getattr(nn, "LinearCrossEntropyLoss", _LinearCrossEntropyLoss)
+
+
+class LinearCrossEntropyLoss(_Measuring, Replacement, _TheirLinear):  # type: ignore[misc]
+    """torch.nn.LinearCrossEntropyLoss of PyTorch 2.13, in chunks, also in earlier versions.
+
+    Options of `functional.linear_cross_entropy` by name: lse_square_scale, softcap, return_z_loss,
+    return_token_accuracy, return_predicted_tokens.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: Any = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(
+            in_features,
+            num_classes,
+            out_features=out_features,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+            reduction=reduction,
+            weight=weight,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            options=options,
+        )
+        self._set_options(**others)
+
+    def forward(self, input: Tensor, target: Tensor) -> Any:
+        shape = (self.num_classes, *self.out_features)
+        weight, bias = self.linear.weight, self.linear.bias
+        return functional.linear_cross_entropy(
+            input,
+            weight.reshape(*shape, weight.shape[-1]),
+            target,
+            linear_bias=None if bias is None else bias.reshape(shape),
+            weight=self.weight,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            options=self.options,
+            **self._options(),
+        )
+
+
+def replacing(cls: Any, forward: Callable[..., Any], make: Callable[[Any], Any]) -> Any:
+    """Make a subclass with another forward pass, in the place of a class.
+
+    make: returns this subclass for the class: copies and pickles name both, as the subclass stands
+    in no module. It has the name and module of the class, which libraries look up.
+    """
+
+    def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
+        _, _, *state = cls.__reduce_ex__(self, protocol)
+        return _blank, (make, cls), *state
+
+    body = {"forward": forward, "__reduce_ex__": reduce, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), body | {_REPLACES: cls})
+
+
+_REPLACES = "_replaced_class"
+
+
+def is_replacing(cls: type) -> bool:
+    """Return True if a class was made by `replacing`, or is one of the modules here."""
+    return _REPLACES in vars(cls) or cls.__module__ == __name__
+
+
+def _blank(make: Callable[[Any], Any], cls: Any) -> Any:
+    """Make a module without state."""
+    subclass = make(cls)
+    return subclass.__new__(subclass)
 
 
 def type_of_norm(x: Tensor, weight: Tensor | None) -> torch.dtype:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +19,13 @@ from torch.autograd import forward_ad
 
 from ..errors import ArgumentError, DtypeError, pass_on, refuse, shown
 from ..forks import Locked
+from .ops import DOORS
 
+HALVES = (torch.float16, torch.bfloat16)
+FLOATS = frozenset((*HALVES, torch.float32, torch.float64))
 _counts = Counter[str]()
 _shared = Locked()
+_NONE: Mapping[str, Any] = {}
 
 
 class Unserved(NamedTuple):
@@ -33,6 +37,9 @@ class Unserved(NamedTuple):
     argument: str
     expected: str
     got: object
+
+
+DERIVATIVE = Unserved("derivative", "reverse mode outside of torch.func", "another")
 
 
 class ArgumentRuntimeError(ArgumentError, RuntimeError):
@@ -162,3 +169,58 @@ def _in_pytorchs_form(
             refuse("linear_cross_entropy", name, "one value", "two")
         named[name] = value
     return (), named
+
+
+def door(
+    function: str,
+    theirs: Callable[..., Any],
+    *,
+    is_first: bool = False,
+    name: str = "",
+    find_unserved: Callable[..., Unserved | None] = lambda *_: None,
+) -> Callable[..., Any]:
+    """Return an operator's door that goes to PyTorch's function where kernels refuse a call.
+
+    theirs: takes the door's arguments. find_unserved: returns an argument that kernels refuse, for
+    calls in compiled regions, where errors cannot be caught.
+    """
+
+    def call(ours: Callable[..., Any], *arguments: Any) -> Any:
+        if torch.compiler.is_compiling():
+            reason = unserved_tensor(*arguments) or find_unserved(*arguments)
+            if reason is None:
+                return ours(*arguments)
+            return call_pytorch(function, reason, theirs, *arguments)
+        if differentiates():
+            return call_pytorch(function, DERIVATIVE, theirs, *arguments)
+        return or_pytorch(function, ours, theirs, *arguments)
+
+    return DOORS[name or function].falling_back(call, is_first=is_first)
+
+
+def unserved_tensor(*arguments: Any) -> Unserved | None:
+    """Return an argument whose layout or dtype no kernel takes."""
+    for value in arguments:
+        if isinstance(value, Tensor):
+            if value.layout is not torch.strided:
+                return Unserved("layout", "dense tensors", str(value.layout))
+            if (value.is_floating_point() or value.is_complex()) and value.dtype not in FLOATS:
+                return Unserved(
+                    "dtype", "floating-point numbers of 16 to 64 bits", str(value.dtype)
+                )
+    return None
+
+
+def refuse_others(function: str, others: Mapping[str, Any] = _NONE, **tensors: Any) -> None:
+    """Refuse arguments that are no tensors, before a function uses them; `others` may be None."""
+    for argument, value in (*tensors.items(), *others.items()):
+        if not isinstance(value, Tensor) and not (value is None and argument in others):
+            refuse(function, argument, "a tensor", shown(value))
+
+
+def records(x: Tensor) -> bool:
+    """Return True if autograd records a call; vmap hides requires_grad."""
+    if not torch.is_grad_enabled():
+        return False
+    is_in_vmap = torch._C._are_functorch_transforms_active
+    return bool(x.requires_grad or (is_in_vmap() and torch._C._functorch.is_batchedtensor(x)))

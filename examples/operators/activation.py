@@ -29,6 +29,15 @@ print(dx.round(3))
 # The gradient of the bias.
 print(dx.sum(axis=0).round(3))  # [1.585 1.   ]
 
+# %% FastGeGlu
+gate, value = np.array([-3, -1, 0, 1, 3], np.float32), np.full(5, 2, np.float32)
+print(cto.fast_ge_glu(gate, value).round(3))  # [-0.007 -0.318  0.     1.682  5.993]
+
+# %% FastGeGluGrad
+gate, value = np.array([-1, 1], np.float32), np.full(2, 3, np.float32)
+of_gate, of_value = cto.fast_ge_glu_grad(np.ones_like(gate), gate, value)
+print(of_gate.round(3), of_value.round(3))  # [-0.249  3.249] [-0.159  0.841]
+
 # %% FastGelu
 x = np.array([-3, -1, 0, 1, 3], np.float32)
 print(cto.fast_gelu(x).round(3))  # [-0.004 -0.159  0.     0.841  2.996]
@@ -78,6 +87,15 @@ print(dy)  # [ 0.  0. 30.]
 # %% SigmoidGrad
 y = np.array([0.1, 0.5, 0.9])  # what Sigmoid gave
 print(cto.sigmoid_grad(np.ones(3), y))  # [0.09 0.25 0.09]
+
+# %% SwiGlu
+gate, value = np.array([-3, -1, 0, 1, 3], np.float32), np.full(5, 2, np.float32)
+print(cto.swi_glu(gate, value).round(3))  # [-0.285 -0.538  0.     1.462  5.715]
+
+# %% SwiGluGrad
+gate, value = np.array([-1, 1], np.float32), np.full(2, 3, np.float32)
+of_gate, of_value = cto.swi_glu_grad(np.ones_like(gate), gate, value)
+print(of_gate.round(3), of_value.round(3))  # [0.217 2.783] [-0.269  0.731]
 
 # %% TanhGrad
 y = np.tanh([-2, 0, 2])

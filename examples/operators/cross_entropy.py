@@ -18,6 +18,27 @@ print(scores.round(3))
 # > [[-0.06  0.06]
 # >  [ 0.25 -0.25]]
 
+# %% DenseCrossEntropyLossAndGrad
+scores = np.array([[2, 0], [0, 0]], np.float32)
+target = np.array([[1, 0], [0.25, 0.75]], np.float32)  # distributions, not classes
+loss, of_scores, of_target = cto.dense_cross_entropy_loss_and_grad(scores, target)
+print(loss.round(3))  # 0.41
+print(of_scores.round(3))
+# > [[-0.06   0.06 ]
+# >  [ 0.125 -0.125]]
+print(of_target.round(3))
+# > [[0.063 1.063]
+# >  [0.347 0.347]]
+
+# %% MeasuredCrossEntropyLossAndGrad
+scores = np.array([[2, 0, 0], [0, 1, 0], [9, 9, 9]], np.float32)
+labels = np.array([0, 2, -100])
+found = cto.measured_cross_entropy_loss_and_grad(
+    scores, labels, ignore_index=-100, lse_square_scale=0.01
+)
+loss, _, z_loss, predicted = found
+print(loss.round(3), z_loss.round(3), predicted)  # 0.933 0.037 [ 0  1 -1]
+
 # %% SoftmaxCrossEntropy
 logits = np.array([[2, 0], [0, 0]], np.float32)
 target = np.array([[1, 0], [0.25, 0.75]], np.float32)  # distributions, not classes

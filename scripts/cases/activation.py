@@ -72,13 +72,17 @@ PEERS: dict[str, Peer] = {
     "Gelu": _gelu("none"),
     "BiasGelu": _gelu("none"),
     "FastGelu": _gelu("tanh"),
+    "SwiGlu": on_tensors(lambda a, b: torch.nn.functional.silu(a) * b),
+    "FastGeGlu": on_tensors(lambda a, b: torch.nn.functional.gelu(a, approximate="tanh") * b),
 }
+ALONE = ("SwiGluGrad", "FastGeGluGrad")  # ATen has no operator for both gradients
 
 
 def _peers(name: str) -> dict[str, Peer]:
     if name in PEERS:
         return {"torch": PEERS[name]}
-    return {"torch": partial(_named, name=name)} if name.endswith("Grad") else {}
+    is_named = name.endswith("Grad") and name not in ALONE
+    return {"torch": partial(_named, name=name)} if is_named else {}
 
 
 CASES: list[Case] = [

@@ -45,6 +45,22 @@ def _large(*inputs: Any) -> int:
     return sum(array.nbytes for array in inputs if array.ndim > 1)
 
 
+def _forward_with_relu(*arguments: Any) -> tuple[Any, ...]:
+    """Those of the forward, and a residual."""
+    return *_forward(*arguments), images(*arguments)
+
+
+def _backward_with_relu(*arguments: Any) -> tuple[Any, ...]:
+    """Those of the backward with a Y after X, of which half is 0."""
+    dy, x, *others = _backward(*arguments)
+    return dy, x, cupy.maximum(images(*arguments), 0), *others
+
+
+def _nbytes_of_gradients(*inputs: Any) -> int:
+    """Large arrays once each way, and the residual's gradient."""
+    return _nbytes(*inputs) + inputs[0].nbytes
+
+
 # ---- peers: PyTorch's own kernels, and cuDNN, which its modules call -----------------------------
 
 
@@ -86,6 +102,32 @@ BACKWARD = {
 }
 
 
+def _rectified(x: Any, scale: Any, bias: Any, mean: Any, var: Any, residual: Any) -> Any:
+    y = torch.nn.functional.batch_norm(x, mean, var, scale, bias, True, 1 - MOMENTUM, EPSILON)
+    y += residual
+    return torch.relu_(y)
+
+
+def _backward_of_rectified(dy: Any, x: Any, y: Any, *others: Any) -> Any:
+    dz = torch.ops.aten.threshold_backward(dy, y, 0)
+    return _backward_of_torch(dz, x, *others)
+
+
+def _case_with_relu(op: str, shape: tuple[int, ...], dtype: Any, last: bool) -> Case:
+    is_forward = op == "BatchNormRelu"
+    words = ["channels last"] if last else []
+    make = _forward_with_relu if is_forward else _backward_with_relu
+    return Case(
+        op,
+        ",".join((SHORT[dtype], "x".join(map(str, shape)), *words)),
+        lambda rng: make(rng, shape, dtype, last),
+        {},
+        {"torch": on_tensors(_rectified if is_forward else _backward_of_rectified)},
+        _nbytes if is_forward else _nbytes_of_gradients,
+        read_again=(lambda x, *_: int(x.nbytes)) if is_forward else _large,
+    )
+
+
 def _case(
     op: str, shape: tuple[int, ...], dtype: Any, last: bool = False, **attributes: Any
 ) -> Case:
@@ -115,4 +157,11 @@ CASES = [
         for dtype in HALVES
     ),
     _case("BatchNormInternal", STEM, FLOAT32, training_mode=False),
+    *(
+        _case_with_relu(op, shape, dtype, last)
+        for op in ("BatchNormRelu", "BatchNormReluGrad")
+        for shape in (STEM, OTHERS[1])
+        for dtype in HALVES
+        for last in (False, True)
+    ),
 ]

@@ -68,6 +68,31 @@ def _over_scores(op: Any, scores: Any, labels: Any) -> Any:
     return lambda: op(scores, labels, out=(loss, scores))
 
 
+def _probabilities(dtype: Any) -> Any:
+    def made(rng: Any) -> tuple[Any, ...]:
+        scores, target = (normal(rng, (ROWS, CLASSES), dtype) for _ in range(2))
+        target = cupy.exp(target.astype(FLOAT32))
+        target /= target.sum(1, keepdims=True)
+        return scores, target.astype(dtype)
+
+    return made
+
+
+def _torch_dense(x: Any, t: Any, label_smoothing: float = 0.0) -> Any:
+    """Loss and its gradient by PyTorch's formula, as autograd makes it."""
+    log_prob = torch.log_softmax(x, 1)
+    smoothed = (1 - label_smoothing) * t + label_smoothing / x.shape[1]
+    loss = -(log_prob * smoothed).sum() / x.shape[0]
+    return loss, torch._log_softmax_backward_data(-smoothed / x.shape[0], log_prob, 1, x.dtype)
+
+
+def _over_dense_scores(op: Any, scores: Any, target: Any) -> Any:
+    """The call that leaves the gradient where the scores were."""
+    loss = cupy.empty((), scores.dtype)
+    outputs = ("output", "d_scores")
+    return lambda: op(scores, target, out=(loss, scores, None), outputs=outputs)
+
+
 LOSS, GRADIENT = "SoftmaxCrossEntropyLossInternal", "SoftmaxCrossEntropyLossInternalGrad"
 ALONE = on_tensors(lambda x, y: torch.nn.functional.cross_entropy(x, y))
 WHOLE = on_tensors(_torch_gradient, lambda slope, *_: torch.full_like(slope, float(ROWS)))
@@ -109,6 +134,26 @@ CASES = [
             run=_over_scores,
         )
         for t, n in ((BFLOAT16, VOCABULARY), (BFLOAT16, 32_000), (FLOAT32, 32_000))
+    ),
+    *(
+        Case(
+            "DenseCrossEntropyLossAndGrad",
+            f"{SHORT[t]},over its scores{extra}",
+            _probabilities(t),
+            attributes,
+            peers={"torch": on_tensors(partial(_torch_dense, **attributes))},
+            nbytes=lambda scores, target, *_: int(2 * scores.nbytes + target.nbytes),
+            run=_over_dense_scores,
+        )
+        for t in (BFLOAT16, FLOAT32)
+        for extra, attributes in (("", {}), (",smoothed", {"label_smoothing": 0.1}))
+    ),
+    Case(
+        "MeasuredCrossEntropyLossAndGrad",
+        "f2b,32,000 classes",
+        _scores(BFLOAT16, 32_000),
+        peers={"torch": BOTH},
+        nbytes=lambda scores, _: int(2 * scores.nbytes),
     ),
     Case(LOSS, "f4,weights,ignore,4d", _images, {}, {"torch": on_tensors(_torch_loss)}),
 ]

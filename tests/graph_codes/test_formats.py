@@ -18,6 +18,7 @@ from cupy_training_ops.torch.graph_codes.formats import (  # noqa: E402
     INT4_SIGNED,
     INT8,
     INT8_SIGNED,
+    centre_of,
 )
 from cupy_training_ops.torch.graph_codes.rewrite import record  # noqa: E402
 
@@ -95,7 +96,22 @@ def test_inductor_lowers_each_operator_itself(chosen):
         x.meta["val"] = torch.empty(4, 64, dtype=torch.bool if chosen is BITS else torch.bfloat16)
     parts = record(graph, output, chosen.encode, x)
     record(graph, output, chosen.decode, *parts)
+    if chosen is not BITS:
+        record(graph, output, lambda value: centre_of(value, 0), x)
     called = {node.target for node in graph.nodes if node.op == "call_function"}
     assert called
     assert called - {operator.getitem} <= inductor.lowerings.keys()
     assert not {target for target in called if target in inductor.fallbacks}
+
+
+@pytest.mark.parametrize("extent", [1, 63, 64, 1000])
+def test_centres_are_near_means_and_finite(extent, seed):
+    x = normal(seed, 2, extent, 32) + 100 * normal(seed + 1, 2, 1, 32)
+    centre = centre_of(x.bfloat16(), 1)
+    assert centre.shape == (2, 1, 32)
+    assert centre.dtype is torch.float32
+    assert ((centre - x.mean(1, keepdim=True)).abs() <= 6 / min(extent, 64) ** 0.5 + 0.5).all()
+    x[0, 0, 0], x[1, 0, 1] = float("inf"), float("nan")
+    centre = centre_of(x, 1)
+    assert centre.isfinite().all()
+    assert (centre == 0).sum() == 2

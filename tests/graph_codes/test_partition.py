@@ -20,7 +20,14 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import cupy_training_ops as cto  # noqa: E402
 from cupy_training_ops.errors import ArgumentError  # noqa: E402
-from cupy_training_ops.torch.graph_codes import formats, partition, plan, policies  # noqa: E402
+from cupy_training_ops.torch.graph_codes import (  # noqa: E402
+    budget,
+    formats,
+    partition,
+    plan,
+    policies,
+    rewrite,
+)
 
 from .compiled import MODELS, Convolutions, errors, made, normal, step  # noqa: E402
 
@@ -162,6 +169,83 @@ def test_what_follows_from_codes_is_computed_again(name, seed):
     assert len(again) == 2
 
 
+class Attention(nn.Module):
+    """Attention whose keys, queries and values may have means far from 0, and a head."""
+
+    def __init__(self, mean):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+        self.head = nn.Linear(64, 256, bias=False)
+        with torch.no_grad():
+            self.qkv.bias.normal_().mul_(mean)
+
+    def forward(self, x, target):
+        heads = [t.unflatten(-1, (2, 32)).transpose(1, 2) for t in self.qkv(x).chunk(3, 2)]
+        y = nn.functional.scaled_dot_product_attention(*(t.contiguous() for t in heads))
+        y = self.head(x + self.out(y.transpose(1, 2).flatten(2)))
+        return nn.functional.cross_entropy(y.float().flatten(0, 1), target)
+
+
+def _attention(seed, mean=0.0):
+    torch.manual_seed(seed)
+    target = torch.randint(256, (256,), generator=torch.Generator().manual_seed(seed))
+    return Attention(mean).bfloat16(), (normal(seed, 2, 128, 64).bfloat16(), target)
+
+
+@pytest.mark.parametrize("policy", ["default", "wide"])
+def test_operands_of_attention_are_centred(policy, seed):
+    """Values ten deviations from 0 are as near as others: the error is that of the distances."""
+    model, inputs = _attention(seed, mean=3.0)
+    with torch.no_grad():
+        model.qkv.bias[:128] = 0
+    _, plain = step(model, inputs, None)
+    codes = codes_of(policy)
+    _, coded = step(model, inputs, codes)
+    assert 0 < errors(plain, coded)[-1] <= 0.03
+    lines = [line for line in codes.report()["graphs"][0] if "attention" in line["reason"]]
+    centred = [line for line in lines if line["as"] == "int8_centred"]
+    assert len(centred) == (4 if policy == "wide" else 2)
+    stays = [line for line in lines if line["as"] == "itself" and line["before"] == 2 * 128 * 128]
+    assert len(stays) == (0 if policy == "wide" else 2)
+    assert all(line["after"] == line["before"] * 8.5 / 16 + 2 * 64 * 4 for line in centred)
+
+
+def test_operands_of_attention_in_float32_stay(seed):
+    model, (x, target) = _attention(seed)
+    codes = codes_of()
+    step(model.float(), (x.float(), target), codes)
+    assert "int8_centred" not in codes.report()["coded"]
+
+
+def test_any_centre_is_right_and_none_is_farther_off(monkeypatch, seed):
+    model, inputs = _attention(seed, mean=3.0)
+    with torch.no_grad():
+        model.qkv.bias[:128] = 0
+    _, plain = step(model, inputs, None)
+    monkeypatch.setattr(rewrite, "centre_of", lambda x, dim: formats.centre_of(x, dim) * 0.9)
+    _, near = step(model, inputs, codes_of())
+    assert errors(plain, near)[-1] <= 0.03
+    monkeypatch.setattr(rewrite, "centre_of", lambda x, dim: formats.centre_of(x, dim) * 0)
+    _, far = step(model, inputs, codes_of())
+    assert errors(plain, far)[-1] > 1.5 * errors(plain, near)[-1]
+
+
+def test_a_result_of_attention_is_saved_once(seed):
+    """Its copy in the layout of the next product is made again, also where it stays as it is."""
+    model, (x, target) = _attention(seed)
+    for dtype in (torch.bfloat16, torch.float32):
+        codes = codes_of()
+        step(model.to(dtype), (x.to(dtype), target), codes)
+        nbytes = 2 * 128 * 64 * dtype.itemsize
+        lines = [line for line in codes.report()["graphs"][0] if line["before"] == nbytes]
+        again = [line for line in lines if line["as"] == "made again"]
+        assert [line["reason"] for line in again] == ["computed from others"]
+    _, plain = step(model, (x.float(), target), None)
+    exact = codes_of(least=1 << 40)
+    _, same = step(model, (x.float(), target), exact)
+    assert all(torch.equal(plain[name], same[name]) for name in plain)
+
+
 class Lookups(nn.Module):
     """Rows of tables, a norm and a layer."""
 
@@ -227,12 +311,72 @@ def test_budgets_are_kept(name, seed):
     whole = codes_of("products")
     step(model, inputs, whole)
     before = whole.report()["before"]
-    for budget in (0.7, f"{before * 0.4 / 1000:.3f}KB"):
-        codes = codes_of(budget=budget)
+    for limit in (0.7, f"{before * 0.4 / 1000:.3f}KB"):
+        codes = codes_of(budget=limit)
         _, coded = step(model, inputs, codes)
-        share = 0.4 if isinstance(budget, str) else budget
+        share = 0.4 if isinstance(limit, str) else limit
         assert codes.report()["after"] <= 1.001 * share * before
         assert errors(plain, coded)[-1] <= 0.02
+
+
+@pytest.mark.parametrize("share", [0.999, 0.7, 0.5, 0.2])
+@pytest.mark.parametrize("name", ["gelu", "convolutions"])
+def test_partitions_without_codes_are_those_of_pytorch(name, share, seed):
+    """The same values are saved, so that a choice among them is never worse than PyTorch's."""
+    model, inputs = made(name, seed)
+    graphs, codes = [], codes_of()
+    with config.patch(activation_memory_budget=share):
+        step(model, inputs, None, graphs)
+
+    def split(gm, joint_inputs, **settings):
+        changed = budget._Settings()
+        partitioner = budget._partitioner(changed, {})
+        for each in (1.0, share):
+            changed.change(activation_memory_budget=each)
+            try:
+                result = partitioner(gm, joint_inputs, **settings)
+            except budget._SameChoiceError:
+                continue
+            changed.change(cse=False)
+        return result
+
+    codes["custom_partitioner_fn"] = split
+    step(model, inputs, codes, graphs)
+    saved = [
+        [node.name for node in forward.graph.output_node().args[0][n_outputs:]]
+        for forward, _, n_outputs in graphs
+    ]
+    assert saved[0] == saved[1]
+
+
+def test_a_budget_of_pytorch_is_among_those_tried(monkeypatch, seed):
+    tried = []
+    original = budget._Search.attempt
+    monkeypatch.setattr(
+        budget._Search, "attempt", lambda search, x: [original(search, x), tried.append(x)][0]
+    )
+    model, inputs = made("gelu", seed)
+    step(model, inputs, codes_of(budget=0.123))
+    assert {1.0, 0.999} <= set(tried)
+    first = tried[: next((i for i, x in enumerate(tried) if x < 0.123), len(tried))]
+    assert 0.123 in tried or min(first) > 0.123  # larger ones were enough
+
+
+def test_small_budgets_compute_products_again(monkeypatch, seed):
+    """Scores of a head are the largest that is saved, and have no codes."""
+    monkeypatch.setattr(budget, "SHARES", (1.0, 0.999))  # PyTorch's smaller ones would do it, too
+    monkeypatch.setattr(budget, "LESS", ())
+    model, inputs = _attention(seed)
+    _, plain = step(model, inputs, None)
+    whole, codes = codes_of("wide"), codes_of("wide", budget="180KB")
+    step(model, inputs, whole)
+    assert whole.report()["after"] > 180_000
+    _, coded = step(model, inputs, codes)
+    report = codes.report()
+    assert report["after"] <= 180_000
+    scores = [line for line in report["graphs"][0] if line["shape"] == ("256", "256")]
+    assert [line["as"] for line in scores] == ["made again"]
+    assert errors(plain, coded)[-1] <= 0.03
 
 
 def test_other_threads_meet_the_functions_of_pytorch_while_budgets_are_tried(monkeypatch, seed):

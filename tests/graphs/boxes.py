@@ -8,10 +8,13 @@ takes boxes and returns boxes, but for what its declaration says is on the host.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+import cupy_training_ops as cto
 from cupy_training_ops.onnx import program
 from cupy_training_ops.onnx.graph import subgraphs
 
@@ -134,3 +137,36 @@ def _unboxed(known: Any, k: int, value: Any) -> Any:
     if known.shapes_only or k in known.either:
         return value.inside if isinstance(value, Box) else value
     return each(value, opened)
+
+
+# ---- what tests of noted and of captured steps share ---------------------------------------------
+
+DATA = Path(__file__).parent / "data"
+SLOW = [pytest.param(name, marks=pytest.mark.thorough) for name in ("gpt", "tied", "mse")]
+
+
+def opened_beside(name: str, device: Device, **options: Any) -> tuple[Any, Any, dict]:
+    """A graph's session of the device, NumPy's with the same seed, and its answers."""
+    with np.load(DATA / name / "answers.npz") as file:
+        answers = dict(file)
+    of_device = cto.onnx.TrainingSession(DATA / name, device, seed=3, **options)
+    return of_device, cto.onnx.TrainingSession(DATA / name, seed=3), answers
+
+
+def state(trained: Any) -> dict[str, bytes]:
+    """All that a session's next steps depend on."""
+    arrays = trained._state_arrays().items()
+    return {n: (a.inside if isinstance(a, Box) else a).tobytes() for n, a in arrays}
+
+
+def batch(rng: np.random.Generator, answers: dict[str, np.ndarray], i: int) -> tuple[Any, Any]:
+    """Inputs and labels, at times without the first sample."""
+    x, labels = answers["x"][i % 10], answers["labels"][i % 10]
+    if len(x) == len(labels) and rng.integers(3) == 0:
+        return x[1:], labels[1:]
+    return x, labels
+
+
+def placed(rng: np.random.Generator, *arrays: np.ndarray) -> list[Any]:
+    """The arrays, on the host or the device."""
+    return [Box(a.copy()) if rng.integers(2) else a for a in arrays]

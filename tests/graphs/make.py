@@ -14,9 +14,10 @@ folder has training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoin
     parameters/NAME    after each step's update
     eval               the loss of the eval model after the last step, for the last step's inputs;
                        none where it has a BatchNormalization (see `upstream`)
-    source             whose answers these are: onnxruntime's, or PyTorch's (in float64, rounded)
+    source             whose answers these are: PyTorch's (in float64, rounded), or onnxruntime's
 
 Both are asked where both can answer, and have to agree. Of the example there are artifacts alone.
+onnxruntime's round in each node: an oracle has to be nearer to the truth than what it judges.
 """
 
 from __future__ import annotations
@@ -205,14 +206,15 @@ def make(name: str, case: Case, folder: Path) -> None:
     ours = pytorch(case, net, batches)
     theirs = upstream(case, folder, batches) if case.answers != "pytorch" else {}
     if case.answers == "onnxruntime":
-        assert max(apart(theirs, ours).values()) < 1e-5, apart(theirs, ours)
+        assert max(apart(theirs, ours).values()) < 5e-6, apart(theirs, ours)
+        ours = {key: ours[key] for key in theirs}
     places = {"x": 0, "labels": 1}
     np.savez_compressed(
         folder / "answers.npz",
         rates=RATES,
-        source=np.array(case.answers or "onnxruntime, of its own random numbers"),
+        source=np.array("pytorch" if case.answers else "onnxruntime, of its own random numbers"),
         **{key: np.stack([batch[i].numpy() for batch in batches]) for key, i in places.items()},
-        **(theirs or ours),
+        **(ours if case.answers else theirs),
     )
 
 

@@ -114,23 +114,57 @@ def test_results_are_those_of_the_body(form, rng, monkeypatch) -> None:
         ({"softmax_precision": 11}, np.float32),
         ({"qkv": [(2, 1, 3, 160)] * 3}, np.float32),
         ({"qkv": [(2, 1, 3, 96)] * 3}, np.float64),
-        ({"caches": True}, np.float32),
+        ({"caches": "keys alone"}, np.float32),
+        ({"caches": "of a query", "qkv": [(2, 4, 1, 8), *(K, V)]}, np.float32),
         ({"mask": np.float32}, np.float16),
     ],
 )
 def test_what_needs_scores_goes_by_the_body(change, dtype, rng, monkeypatch) -> None:
-    """Scores or caches as results, heads that are wide or unknown, other types."""
+    """Scores as results, caches of a part or for one query, heads that are wide or unknown, other
+    types."""
     options = dict(change)
     arrays = inputs_of(rng, options.pop("qkv", (Q, K, V)), None, "", None, dtype)
     if "mask" in options:
         arrays.append(np.zeros((3, 5), options.pop("mask")))
-    elif options.pop("caches", False):
-        arrays += [None, *(rng.standard_normal((2, 2, 1, n)).astype(dtype) for n in (8, 6))]
+    elif caches := options.pop("caches", ""):
+        widths = (8,) if caches == "keys alone" else (8, 6)
+        arrays += [None, *(rng.standard_normal((2, 2, 1, n)).astype(dtype) for n in widths)]
         options["outputs"] = ("y", "key", "value")
-    if "outputs" in options and len(options["outputs"]) == 3 and len(arrays) == 3:
-        arrays += [None, *(np.zeros((2, 2, 0, n), dtype) for n in (8, 6))]
     model, _ = model_of(arrays, 23, **options)
     assert "FlashAttention" not in operators(model, monkeypatch)
+
+
+CACHED = {
+    "plain": ({}, (Q, K, V), None),
+    "causal": ({"is_causal": 1}, (Q, (2, 2, 3, 8), (2, 2, 3, 6)), None),
+    "causal, fewer queries": ({"is_causal": 1}, (Q, K, V), None),
+    "causal, more queries": ({"is_causal": 1}, ((2, 4, 7, 8), K, V), None),
+    "masked": ({"is_causal": 1, "softcap": 2.0}, (Q, K, V), (3, 9)),
+}
+
+
+@pytest.mark.parametrize("outputs", [("y",), ("y", "key", "value"), ("y", "", "value")])
+@pytest.mark.parametrize("form", CACHED)
+@pytest.mark.parametrize("opset", [23, 24])
+def test_caches_are_joined_before(form, outputs, opset, rng, monkeypatch) -> None:
+    """Results are those of the body, and of ONNX's reference."""
+    attributes, shapes, mask = CACHED[form]
+    arrays = inputs_of(rng, shapes, mask, "added", None)
+    arrays += [None] * (4 - len(arrays))
+    arrays += [rng.standard_normal((2, 2, 4, n)) for n in (8, 6)]
+    model, feeds = model_of(arrays, opset, outputs, **attributes)
+    assert "FlashAttention" in operators(model, monkeypatch)
+    found = cto.onnx.Session(model).run(feeds)
+    with monkeypatch.context() as patch:
+        patch.setattr(bodies, "_flash_attention", lambda *_: None)
+        assert "FlashAttention" not in operators(model, patch)
+        expected = cto.onnx.Session(model).run(feeds)
+    assert found.keys() == expected.keys() == set(filter(None, outputs))
+    for name, array in found.items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-11, atol=1e-13, err_msg=name)
+    if IS_CORRECTED:
+        results = ReferenceEvaluator(model).run(None, feeds)
+        np.testing.assert_allclose(found["y"], results[0], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +178,16 @@ def test_gradients(form, is_dynamic, rng) -> None:
         "Attention", arrays, rng, opset=opset, is_dynamic=is_dynamic, has_ranks=is_dynamic,
         **attributes,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["plain", "causal", "masked"])
+def test_gradients_through_caches(form, rng) -> None:
+    """Of the caches, too, and of keys that are results."""
+    attributes, shapes, mask = CACHED[form]
+    arrays = inputs_of(rng, shapes, mask, "added", None)
+    arrays += [None] * (4 - len(arrays))
+    arrays += [rng.standard_normal((2, 2, 4, n)) for n in (8, 6)]
+    check_gradients("Attention", arrays, rng, opset=24, n_outputs=3, **attributes)
 
 
 def test_halves_are_trained(rng) -> None:

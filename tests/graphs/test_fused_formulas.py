@@ -57,7 +57,7 @@ def test_a_formula_is_trained_as_it_is_written(name: str, seed: int, monkeypatch
     losses, parameters, operators = trained(proto, np.random.default_rng(seed))
     assert ("Gelu" in operators) == ("GeluGrad" in operators) == (name in GELUS)
     assert ("Erf" in operators) == (name in OTHERS)
-    monkeypatch.setattr(artifacts, "fuse_gelu", lambda graph: graph)
+    monkeypatch.setattr(artifacts, "fuse_formulas", lambda graph: graph)
     plain, expected, _ = trained(proto, np.random.default_rng(seed))
     np.testing.assert_allclose(losses, plain, 1e-6)
     for found, array in zip(parameters, expected, strict=True):
@@ -75,6 +75,78 @@ def test_what_is_written_keeps_the_formula(tmp_path) -> None:
     exported = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
     assert "Erf" in exported
     assert "Gelu" not in exported
+
+
+KEYS = "k = MatMul(x, wk) v = MatMul(x, wv)"
+ATTENTIONS = {
+    "plain": "t = Transpose<perm=[0, 1, 3, 2]>(k) s = MatMul(q, t) p = Softmax<axis=-1>(s)",
+    "scaled": """t = Transpose<perm=[0, 1, 3, 2]>(k) s = MatMul(q, t) r = Div(s, two)
+                 m = Add(r, mask) p = Softmax<axis=3>(m)""",
+    "both scaled": """t = Transpose<perm=[0, 1, 3, 2]>(k) q2 = Mul(q, half) t2 = Mul(half, t)
+                      s = MatMul(q2, t2) m = Add(mask, s) p = Softmax(m)""",
+    "between casts": """t = Transpose<perm=[0, 1, 3, 2]>(k) s = MatMul(q, t) r = Mul(s, half)
+                        f = Cast<to=1>(r) g = Softmax(f) p = Cast<to=10>(g)""",
+    "turned at once": """j = Transpose<perm=[0, 2, 1, 3]>(k) t = Transpose<perm=[0, 2, 3, 1]>(j)
+                         s = MatMul(q, t) p = Softmax(s)""",
+    "not turned": "t = MatMul(wt, x) s = MatMul(q, t) p = Softmax(s)",
+}
+PLAIN = ATTENTIONS["plain"]
+SCORES = {  # what stays as it is written
+    "a part is read": PLAIN + " e = ReduceMean<keepdims=0>(s)",
+    "another axis": PLAIN.replace("axis=-1", "axis=2"),
+    "below zero": PLAIN.replace("p = Softmax", "r = Mul(s, less) p = Softmax").replace(
+        "(s)", "(r)"
+    ),
+    "no scores": "t = Transpose<perm=[0, 1, 3, 2]>(k) s = Add(q, t) p = Softmax(s)",
+    "for all heads": PLAIN.replace("(k)", "(one)"),
+}
+
+
+def attention_model(formula: str, rng: np.random.Generator, dtype: str) -> onnx.ModelProto:
+    """Heads (2, 3, 4, 4) of x, their attention by a formula, and a layer behind it."""
+    formula = formula.replace("to=10", "to=11") if dtype == "double" else formula
+    read = "y2 = Add(y, e)" if " e = " in formula else "y2 = Identity(y)"
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    g ({dtype}[2, 3, 4, 4] x) => ({dtype}[2, 3, 4, 4] scores) {{
+        q = MatMul(x, wq) {KEYS} {formula} y = MatMul(p, v) {read} scores = MatMul(y2, wo)
+    }}"""
+    made = onnx.parser.parse_model(text)
+    shapes = {n: (4, 4) for n in ("wq", "wk", "wv", "wo", "wt")}
+    shapes |= {"mask": (2, 1, 4, 4), "one": (1, 1, 4, 4)}
+    arrays = {n: rng.standard_normal(shape) for n, shape in shapes.items()}
+    arrays |= {"half": np.array(0.5), "two": np.array(2.0), "less": np.array(-1.0)}
+    read = {name for node in made.graph.node for name in node.input}
+    made.graph.initializer.extend(
+        onnx.numpy_helper.from_array(a.astype(np.float16 if dtype == "float16" else float), n)
+        for n, a in arrays.items()
+        if n in read
+    )
+    return made
+
+
+@pytest.mark.parametrize("name", [*ATTENTIONS, *SCORES])
+def test_attention_is_trained_as_it_is_written(name: str, seed: int) -> None:
+    """Gradients in float16 beside those of the formula in float64."""
+    found = {}
+    for dtype in ("float16", "double"):
+        rng = np.random.default_rng(seed)
+        proto = attention_model({**ATTENTIONS, **SCORES}[name], rng, dtype)
+        unread = {"wk"} if name in ("for all heads", "not turned") else set()
+        shapes = {i.name: i.dims for i in proto.graph.initializer if i.name not in unread}
+        trainable = [key for key, dims in shapes.items() if len(dims) > 1]
+        session = cto.onnx.TrainingSession.from_model(
+            proto, loss="mse", trainable=trainable, optimizer="SGD"
+        )
+        batch = rng.standard_normal((2, 2, 3, 4, 4))
+        session.accumulate(*batch.astype(next(iter(session.parameters.values())).dtype))
+        operators = {node.op_type for node in session.graph.nodes}
+        is_fused = dtype == "float16" and name in ATTENTIONS
+        assert ("FlashAttention" in operators) == ("FlashAttentionGrad" in operators) == is_fused
+        assert ("Softmax" in operators) != is_fused
+        found[dtype] = dict(session.gradients)
+    for key, expected in found["double"].items():
+        actual = found["float16"][key].astype(float)
+        np.testing.assert_allclose(actual, expected, 0.05, 0.02 * np.abs(expected).max(), key)
 
 
 @pytest.mark.parametrize("dtype", ["float", "double"])

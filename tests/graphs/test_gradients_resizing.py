@@ -44,6 +44,8 @@ OTHERS = {
     "axes": (PLANES, {"sizes": np.array([6, 5])}, {"axes": [-1, 1], "mode": "linear"}),
     "axes of planes": (PLANES, {"sizes": np.array([6, 5])}, {"axes": [2, 3], "mode": "linear"}),
     "axes by scales": (PLANES, {"scales": DOUBLE[2:]}, {"axes": [3, 2], "mode": "linear"}),
+    "axes by odd scales": (PLANES, {"scales": ODD[2:]}, {"axes": [3, 2], "mode": "linear"}),
+    "one axis by an odd scale": (PLANES, {"scales": ODD[2:3]}, {"axes": [3], "mode": "linear"}),
     "channels": (PLANES, {"sizes": np.array([1, 4, 3, 4])}, {"mode": "linear"}),
     "one pixel": (PLANES, {"sizes": np.array([1, 2, 1, 1])}, {"mode": "linear"}),
     "one of PyTorch's pixels": (
@@ -88,19 +90,69 @@ def test_gradients_where_only_scales_are_known(mode, rng) -> None:
     check_gradients("Resize", arrays, rng, **options)
 
 
+UNKNOWN = {
+    "scales": {"scales": ODD},
+    "sizes": {"sizes": SIZES},
+    "smaller": {"sizes": np.array([2, 1, 2, 2])},
+    "same": {"sizes": np.array(PLANES)},
+    "axes": {"scales": ODD[:1:-1], "axes": [3, 2]},
+}
+
+
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic", "antialiased"])
+@pytest.mark.parametrize("by", UNKNOWN)
+def test_gradients_where_no_extents_are_known(mode, transformation, by, rng) -> None:
+    ends = {n: UNKNOWN[by][n] for n in ("scales", "sizes") if n in UNKNOWN[by]}
+    options = {"mode": mode, "coordinate_transformation_mode": transformation}
+    if mode == "antialiased":
+        options |= {"mode": "linear", "antialias": 1}
+    elif mode == "cubic":
+        options |= {"exclude_outside": 1, "cubic_coeff_a": -0.5}
+    if "axes" in UNKNOWN[by]:
+        options["axes"] = UNKNOWN[by]["axes"]
+    arrays = inputs(PLANES, rng, **ends)
+    how = {"opset": 19, "is_dynamic": True, "has_ranks": True, "trainable": [0]}
+    check_gradients("Resize", arrays, rng, **how, **options)
+
+
+def test_scales_and_sizes_may_be_fed(rng) -> None:
+    """Gradients are those of the same scales, or sizes, as constants."""
+    from onnx import TensorProto, helper
+
+    arrays = inputs(PLANES, rng, sizes=SIZES)
+    for mode in ("nearest", "cubic"):
+        plain = model_of("Resize", arrays, mode=mode)
+        fed = model_of("Resize", arrays, mode=mode)
+        del fed.graph.initializer[1:]
+        fed.graph.input.append(helper.make_tensor_value_info("in3", TensorProto.INT64, (4,)))
+        weights = rng.standard_normal(SIZES)
+        sessions = [
+            cto.onnx.TrainingSession.from_model(each, loss="loss", optimizer="SGD")
+            for each in (plain, fed)
+        ]
+        sessions[0].accumulate(weights)
+        sessions[1].accumulate(y0_weights=weights, in3=SIZES)
+        pair = [session.gradients["in0"] for session in sessions]
+        np.testing.assert_allclose(*pair, rtol=0, atol=1e-14)
+
+
+def test_a_pixel_that_is_not_finite_stays_its_own_where_pixels_are_nearest(rng) -> None:
+    arrays = inputs(PLANES, rng, scales=ODD)
+    model = model_of("Resize", arrays, is_dynamic=True, has_ranks=True)
+    session = cto.onnx.TrainingSession.from_model(
+        model, loss="loss", optimizer="SGD", trainable=["in0"]
+    )
+    weights = np.ones((1, 2, 5, 2))
+    weights[0, 0, 0, 0] = np.nan
+    session.accumulate(in0_shape=np.array(PLANES), y0_weights=weights)
+    assert np.isnan(session.gradients["in0"]).sum() == 1
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"mode": "cubic", "is_dynamic": True, "has_ranks": True}, "needs the extents of x and y"),
         ({"mode": "linear", "is_dynamic": True}, "needs the rank"),
-        (
-            {
-                "coordinate_transformation_mode": "align_corners",
-                "is_dynamic": True,
-                "has_ranks": True,
-            },
-            "needs the extents of x and y",
-        ),
         ({"coordinate_transformation_mode": "tf_crop_and_resize"}, "tf_crop_and_resize"),
     ],
 )
@@ -134,32 +186,44 @@ def test_narrow_types(mode, rng) -> None:
     check_types("Resize", inputs(PLANES, rng, sizes=SIZES), tuple(SIZES), rng, mode=mode)
 
 
+@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize("extents", [(4, 5), (1, 3)])
 @pytest.mark.parametrize("align_corners", [0, 1])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
-def test_gradients_of_grids_are_those_of_pytorch(mode, padding, align_corners, rng) -> None:
-    """In images and beyond their borders."""
-    x, grid = rng.standard_normal((2, 3, 4, 5)), rng.uniform(-1.6, 1.6, (2, 3, 2, 2))
+def test_gradients_of_grids_are_those_of_pytorch(
+    mode, padding, align_corners, extents, is_dynamic, rng
+) -> None:
+    """In images and beyond their borders, whose extents are known or not."""
+    x, grid = rng.standard_normal((2, 3, *extents)), rng.uniform(-1.6, 1.6, (2, 3, 2, 2))
     options = {"mode": mode, "padding_mode": padding, "align_corners": align_corners}
-    model = model_of("GridSample", [x, grid], **options)
-    session = cto.onnx.TrainingSession.from_model(model, loss="loss", optimizer="SGD")
+    ranks = {"is_dynamic": is_dynamic, "has_ranks": is_dynamic}
+    model = model_of("GridSample", [x, grid], **ranks, **options)
+    trained = ["in0", "in1"][: 1 if mode == "nearest" else 2]
+    session = cto.onnx.TrainingSession.from_model(
+        model, loss="loss", optimizer="SGD", trainable=trained
+    )
     weights = rng.standard_normal((2, 3, 3, 2))
-    session.accumulate(weights)
+    shapes = {f"in{i}_shape": np.array(a.shape) for i, a in enumerate((x, grid)) if is_dynamic}
+    session.accumulate(y0_weights=weights, **shapes)
     ours = [torch.tensor(array, requires_grad=True) for array in (x, grid)]
     y = torch.nn.functional.grid_sample(*ours, mode, padding, bool(align_corners))
     (y * torch.tensor(weights)).sum().backward()
-    for i, tensor in enumerate(ours[: 1 if mode == "nearest" else 2]):
-        np.testing.assert_allclose(session.gradients[f"in{i}"], tensor.grad, rtol=0, atol=1e-12)
+    for name, tensor in zip(trained, ours, strict=False):
+        np.testing.assert_allclose(session.gradients[name], tensor.grad, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("is_dynamic", [False, True])
 @pytest.mark.parametrize("shape", [(1, 2, 5), (1, 1, 3, 4, 2)])
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
-def test_gradients_of_grids_of_other_ranks(mode, shape, rng) -> None:
+def test_gradients_of_grids_of_other_ranks(mode, shape, is_dynamic, rng) -> None:
     rank = len(shape) - 2
     grid = rng.uniform(-1.2, 1.2, (1, *[2] * rank, rank))
     if rank == 3 and mode == "cubic":
         grid = grid[:, :1, :1, :1]
-    check_gradients("GridSample", [rng.standard_normal(shape), grid], rng, opset=20, mode=mode)
+    arrays = [rng.standard_normal(shape), grid]
+    how = {"opset": 20, "is_dynamic": is_dynamic, "has_ranks": True, "trainable": [0, 1]}
+    check_gradients("GridSample", arrays, rng, **how, mode=mode)
 
 
 def test_a_grid_s_narrow_types(rng) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +22,8 @@ from cupy_training_ops.device.marks import Marks
 from cupy_training_ops.onnx import program, session
 
 from . import boxes
-from .boxes import Box, Device
+from .boxes import SLOW, Box, Device, batch, placed, state
 
-DATA = Path(__file__).parent / "data"
 noted_runs = pytest.importorskip("cupy_training_ops.onnx.noted_runs")
 REAL_ARENA = noted_runs.Arena
 
@@ -145,38 +143,14 @@ def opened_pair(monkeypatch, played):
         monkeypatch.setattr(noted_runs.NotedRuns, name, played.in_form(method))
 
     def both(name: str, share: float = 0.0) -> Any:
-        with np.load(DATA / name / "answers.npz") as file:
-            answers = dict(file)
         played.share = share
-        noted = cto.onnx.TrainingSession(DATA / name, CudaDevice(), seed=3)
-        return noted, cto.onnx.TrainingSession(DATA / name, seed=3), answers
+        return boxes.opened_beside(name, CudaDevice())
 
     return both
 
 
-def state(trained: Any) -> dict[str, bytes]:
-    arrays = trained._state_arrays().items()
-    return {n: (a.inside if isinstance(a, Box) else a).tobytes() for n, a in arrays}
-
-
 def is_noted(trained: Any) -> bool:
     return any(form.noted is not None for form in trained._run_training._forms.values())
-
-
-def feed(rng: np.random.Generator, answers: dict[str, np.ndarray], i: int) -> tuple[Any, Any]:
-    """A batch, at times without its first sample."""
-    x, labels = answers["x"][i % 10], answers["labels"][i % 10]
-    if len(x) == len(labels) and rng.integers(3) == 0:
-        return x[1:], labels[1:]
-    return x, labels
-
-
-def placed(rng: np.random.Generator, *arrays: np.ndarray) -> list[Any]:
-    """The arrays, on the host or the device."""
-    return [Box(a.copy()) if rng.integers(2) else a for a in arrays]
-
-
-SLOW = [pytest.param(name, marks=pytest.mark.thorough) for name in ("gpt", "tied", "mse")]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
@@ -186,7 +160,7 @@ def test_noted_steps_are_steps(name: str, share: float, opened_pair, played, rng
     noted, plain, answers = opened_pair(name, share)
     losses = []
     for i in range(20):
-        x, labels = feed(rng, answers, i)
+        x, labels = batch(rng, answers, i)
         losses.append((noted.accumulate(*placed(rng, x, labels)), plain.accumulate(x, labels)))
         if rng.integers(2):
             noted.apply()
@@ -267,18 +241,18 @@ def interrupt() -> None:
 
 def test_a_failing_launch_is_refused_with_the_name_of_its_node(opened_pair) -> None:
     noted, plain, answers = opened_pair("mlp")
-    batch = answers["x"][0], answers["labels"][0]
+    first_batch = answers["x"][0], answers["labels"][0]
     for _ in range(4):
-        noted.step(*batch)
-        plain.step(*batch)
+        noted.step(*first_batch)
+        plain.step(*first_batch)
     (form,) = noted._run_training._forms.values()
     first = form.noted.groups[0]
     broken = first._replace(calls=(lambda: 7, *first.calls))
     form.noted = form.noted._replace(groups=(broken, *form.noted.groups[1:]))
     with pytest.raises(cto.ProviderError, match=r"node \d+ .* or behind it: .*launch"):
-        noted.step(*batch)
-    noted.step(*batch)
-    plain.step(*batch)
+        noted.step(*first_batch)
+    noted.step(*first_batch)
+    plain.step(*first_batch)
     assert state(noted) == state(plain)
 
 

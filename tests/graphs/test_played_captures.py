@@ -8,7 +8,6 @@ refused, and what is left where a step is stopped.
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +18,8 @@ import cupy_training_ops as cto
 from cupy_training_ops.onnx import session, training
 
 from . import boxes
-from .boxes import Box, Device, each
+from .boxes import SLOW, Box, Device, batch, each, placed, state
 
-DATA = Path(__file__).parent / "data"
 capture = pytest.importorskip("cupy_training_ops.onnx.capture")
 
 
@@ -97,24 +95,13 @@ def opened(monkeypatch):
     monkeypatch.setattr(training, "_refuse_uncapturable", lambda *_: None)
 
     def both(name: str) -> Any:
-        with np.load(DATA / name / "answers.npz") as file:
-            answers = dict(file)
-        played = cto.onnx.TrainingSession(DATA / name, Device(), seed=3, graph=True)
-        return played, cto.onnx.TrainingSession(DATA / name, seed=3), answers
+        return boxes.opened_beside(name, Device(), graph=True)
 
     return both
 
 
-def state(trained: Any) -> dict[str, bytes]:
-    arrays = trained._state_arrays().items()
-    return {n: (a.inside if isinstance(a, Box) else a).tobytes() for n, a in arrays}
-
-
 def is_captured(trained: Any) -> bool:
     return any(form.graph is not None for form in trained._run_training._forms.values())
-
-
-SLOW = [pytest.param(name, marks=pytest.mark.thorough) for name in ("gpt", "tied", "mse")]
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn_max", "dropout", *SLOW])
@@ -123,11 +110,8 @@ def test_replays_are_steps(name: str, opened, rng) -> None:
     played, plain, answers = opened(name)
     losses = []
     for i in range(12):
-        x, labels = answers["x"][i % 10], answers["labels"][i % 10]
-        if len(x) == len(labels) and rng.integers(2):
-            x, labels = x[1:], labels[1:]
-        inputs = [Box(a.copy()) if rng.integers(2) else a for a in (x, labels)]
-        losses.append((played.accumulate(*inputs), plain.accumulate(x, labels)))
+        x, labels = batch(rng, answers, i)
+        losses.append((played.accumulate(*placed(rng, x, labels)), plain.accumulate(x, labels)))
         if rng.integers(2):
             played.apply()
             plain.apply()

@@ -87,3 +87,12 @@ def test_refusals(rng) -> None:
         resize(x, [2])
     with pytest.raises(cto.ArgumentError, match="scales: expected 1 numbers, got 2"):
         resize(x, scales=[1, 2], axes=[0])
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_no_pixels_cannot_be_resized_to_some(mode, rng) -> None:
+    x = rng.standard_normal((1, 2, 0, 4))
+    with pytest.raises(cto.ArgumentError, match="X: expected pixels along axis 2"):
+        resize(x, [1, 2, 3, 4], mode=mode)
+    assert resize(x, [1, 2, 0, 3], mode=mode).shape == (1, 2, 0, 3)
+    assert resize(x[:0, :, 1:], [0, 2, 0, 3], mode=mode).shape == (0, 2, 0, 3)

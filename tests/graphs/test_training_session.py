@@ -104,6 +104,30 @@ def test_a_count_that_is_none_is_refused(value) -> None:
     assert session.step_count == 0
 
 
+@pytest.mark.parametrize("call", ["save", "load", "save_checkpoint", "export"])
+@pytest.mark.parametrize("file", [3, None, ["state.npz"]])
+def test_files_that_are_none_are_refused(call: str, file) -> None:
+    with pytest.raises(cto.ArgumentError, match=f"^TrainingSession: {call}: file: expected the pa"):
+        getattr(opened()[0], call)(file)
+
+
+TWO_INPUTS = """<ir_version: 8, opset_import: ["" : 17]>
+g (float[N, 4] x, float[N, 4] shift) => (float[N, 3] y)
+<float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}> { z = Add(x, shift) y = MatMul(z, w) }"""
+
+
+def test_inputs_that_give_no_scores_are_refused_by_name(rng) -> None:
+    """Not with a list of all that the graph is fed with, parameters among it."""
+    model = onnx.parser.parse_model(TWO_INPUTS)
+    session = cto.onnx.TrainingSession.from_model(model, loss="cross_entropy")
+    x = rng.standard_normal((2, 4)).astype(np.float32)
+    words = "TrainingSession: eval: inputs: expected x, shift, alone or beside all others, got x"
+    for _ in range(2):
+        with pytest.raises(cto.ArgumentError, match=f"^{words}$"):
+            session.eval(x)
+    assert session.eval(x, x).shape == (2, 3)
+
+
 @pytest.mark.parametrize("name", ["mlp", "dropout", "cnn_max"])
 def test_what_was_saved_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     session, answers = opened(name, seed=7)

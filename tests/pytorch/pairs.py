@@ -11,6 +11,8 @@ from torch.nn import functional as theirs
 
 from cupy_training_ops.torch import functional as ours
 
+PYTORCHS = [name for name in ours.__all__ if name != "batch_norm_relu"]  # names of PyTorch's too
+
 
 def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
     """By the names of the cases; fresh tensors."""
@@ -20,6 +22,7 @@ def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
     weight, weights32 = leaf(16, gradients=False).abs(), leaf(32, gradients=False).abs()
     pixels = labels(16, 8, 2)
     pixels[0, 1] = -100
+    shares = leaf(8, 16)
     return {
         "layer_norm": (_named(ours, "layer_norm"), _named(theirs, "layer_norm"), (x, row, shift)),
         "layer_norm plain": (
@@ -28,6 +31,11 @@ def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
             (x,),
         ),
         "rms_norm": (_named(ours, "rms_norm"), _named(theirs, "rms_norm"), (x, row)),
+        "batch_norm_relu": (
+            lambda x, w, b, y: ours.batch_norm_relu(x, None, None, w, b, True, residual=y * y),
+            lambda x, w, b, y: theirs.relu(theirs.batch_norm(x, None, None, w, b, True) + y * y),
+            (x, row, shift, leaf(8, 16)),
+        ),
         "gelu": (ours.gelu, theirs.gelu, (x,)),
         "gelu tanh": (
             lambda x, b: ours.gelu(x, "tanh", bias=b),
@@ -76,6 +84,16 @@ def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
         "cross_entropy smoothed": (
             lambda x: ours.cross_entropy(x, labels16, label_smoothing=0.1),
             lambda x: theirs.cross_entropy(x, labels16, label_smoothing=0.1),
+            (x,),
+        ),
+        "cross_entropy against probabilities": (
+            lambda x, t: ours.cross_entropy(x, t.softmax(1), weight, label_smoothing=0.1),
+            lambda x, t: theirs.cross_entropy(x, t.softmax(1), weight, label_smoothing=0.1),
+            (x, shares),
+        ),
+        "cross_entropy measured": (
+            lambda x: ours.cross_entropy(x, labels16, weight, return_token_accuracy=True).loss,
+            lambda x: theirs.cross_entropy(x, labels16, weight),
             (x,),
         ),
         "cross_entropy capped": (

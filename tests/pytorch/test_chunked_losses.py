@@ -13,7 +13,7 @@ from torch.nn import functional as theirs  # noqa: E402
 
 from cupy_training_ops import ArgumentError  # noqa: E402
 from cupy_training_ops.torch import functional  # noqa: E402
-from cupy_training_ops.torch.ops import losses  # noqa: E402
+from cupy_training_ops.torch.ops import linear_losses  # noqa: E402
 
 from .pairs import with_gradients  # noqa: E402
 from .test_functional import assert_all_close  # noqa: E402
@@ -24,16 +24,16 @@ small = pytest.mark.usefixtures("small_chunks")
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of 128 rows of 256 classes."""
-    monkeypatch.setattr(losses, "CHUNK_NBYTES", 128 * 256 * 2)
+    monkeypatch.setattr(linear_losses, "CHUNK_NBYTES", 128 * 256 * 2)
 
 
 @small
 def test_chunks_cover_all_rows(rng) -> None:
     for n_rows in (1, 127, 128, 129, *map(int, rng.integers(1, 5000, 20))):
-        found = list(losses.chunks(n_rows, 512))
+        found = list(linear_losses.chunks(n_rows, 512))
         assert [row for rows in found for row in range(n_rows)[rows]] == list(range(n_rows))
         assert max(rows.stop - rows.start for rows in found) <= 256
-    assert not list(losses.chunks(0, 512))
+    assert not list(linear_losses.chunks(0, 512))
 
 
 @small
@@ -160,7 +160,7 @@ def test_scores_of_one_chunk_are_there_at_a_time(leaf, labels, monkeypatch, grad
         made.append(weakref.ref(scores))
         return scores
 
-    monkeypatch.setattr(losses, "linear", linear)
+    monkeypatch.setattr(linear_losses, "linear", linear)
     hidden, weight = leaf(700, 24, gradients=gradients), leaf(256, 24, gradients=gradients)
     functional.linear_cross_entropy(hidden, weight, labels(256, 700))
     assert len(made) > 2

@@ -28,17 +28,27 @@ def forwards(leaf, labels):
     image, spots = leaf(2, 6, 3), labels(6, 2, 3)
     ignoring = torch.where(torch.arange(4) == 1, -100, target)
     loss = (None, "mean", None)
+    shares, image_shares = (
+        leaf(*shape, gradients=False).softmax(1) for shape in ((4, 6), (2, 6, 3))
+    )
     return {
         "rms_norm": (x, (6,), row, 1e-5),
         "rms_norm plain": (x, (4, 6)),
         "layer_norm": (x, (6,), row, leaf(6), 1e-5),
         "layer_norm plain": (x, (6,)),
         "layer_norm of a matrix": (leaf(2, 4, 6), (4, 6), leaf(4, 6), leaf(4, 6)),
+        "batch_norm_relu": (x, row, leaf(6), other, None, None),
+        "batch_norm_relu running": (
+            *(leaf(3, 4, 2), None, None, None),
+            *(leaf(4, gradients=False), leaf(4, gradients=False).abs(), 0.2, 1e-3),
+        ),
         "gelu": (x,),
         "gelu tanh": (x, None, "tanh"),
         "gelu bias": (x, row),
         "gelu bias tanh": (x, row, "tanh"),
         "quick_gelu": (x, 1.0),
+        "swiglu": (x, other),
+        "geglu": (x, other),
         "relu": (x,),
         "softmax": (x, -1),
         "softmax first": (image, 0),
@@ -53,6 +63,29 @@ def forwards(leaf, labels):
         "cross_entropy rows": (image, spots, None, 2, "none"),
         "regularized_cross_entropy": (x, ignoring, None, -100, "mean", None, *TERMS),
         "regularized_cross_entropy rows": (image, spots, classes, 2, "none", None, 0.0, *TERMS[1:]),
+        "measured_cross_entropy": (x, ignoring, classes, -100, "mean", None, *TERMS),
+        "dense_cross_entropy": (x, shares, classes, "mean", None, *TERMS),
+        "dense_cross_entropy rows": (image, image_shares, None, "none", None, 0.0, *TERMS[1:]),
+        "dense_cross_entropy_of_targets": (
+            *(x, shares.clone().requires_grad_(), classes, "sum", None),
+            *TERMS,
+        ),
+        "measured_linear_cross_entropy": (
+            *(x, leaf(9, 6), labels(9, 4), leaf(9), -100, "mean", None, [True] * 3, None),
+            *TERMS,
+        ),
+        "measured_linear_cross_entropy_rows": (
+            *(x, leaf(9, 6), labels(9, 4), leaf(9), 2, None, None),
+            *TERMS,
+        ),
+        "linear_cross_entropy of shares": (
+            *(x, leaf(6, 6), shares, None, -100, "mean", None, [True, True, False], classes),
+            *TERMS,
+        ),
+        "linear_cross_entropy_rows of shares": (
+            *(x, leaf(6, 6), shares, None, -100, None, classes),
+            *TERMS,
+        ),
         "linear_cross_entropy weighted": (
             *(x, leaf(12, 6), spots[:, :2].repeat(2, 1), None, 2, "sum", None),
             *([True, True, False], classes, 0.0, *TERMS[1:]),
@@ -73,8 +106,11 @@ def others(leaf, labels):
             *(dy, x, (6,), row, torch.stack([column, column + 1])),
             (True, False, True),
         ),
+        "batch_norm_relu_backward": (dy, x, x.abs(), row, row, row, (True, True, False, True)),
         "gelu_backward": (dy, x, row, "tanh"),
         "quick_gelu_backward": (dy, x),
+        "swiglu_backward": (dy, x, x + 1),
+        "geglu_backward": (dy, x, x + 1),
         "relu_backward": (dy, torch.ops.cto.encode_pack1(x)),
         "softmax_backward": (dy, x, 0),
         "log_softmax_backward": (dy, x, -1),
@@ -85,6 +121,8 @@ def others(leaf, labels):
         "cross_entropy_": (x.clone(), target),
         "regularized_cross_entropy_loss": (x, target, None, -100, "sum", None, *TERMS),
         "regularized_cross_entropy_": (x.clone(), target, None, -100, "mean", None, *TERMS),
+        "measured_cross_entropy_loss": (x, target, None, -100, "sum", None, *TERMS),
+        "dense_cross_entropy_loss": (x, x.softmax(1), None, "none", None, *TERMS),
         "linear_cross_entropy_rows_backward": (
             *(row[:4], x, leaf(9, 6, gradients=False), labels(9, 4), None, -100, None),
             *(*TERMS, (True, True, False)),

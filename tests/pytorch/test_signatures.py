@@ -17,9 +17,10 @@ import cupy_training_ops as cto  # noqa: E402
 from cupy_training_ops import ArgumentError  # noqa: E402
 from cupy_training_ops.torch import functional, nn  # noqa: E402
 
-from .pairs import with_gradients  # noqa: E402
+from .pairs import PYTORCHS, with_gradients  # noqa: E402
 
 NEW = {"linear_cross_entropy"}  # in PyTorch 2.13
+NEW_MODULES = {"LinearCrossEntropyLoss"}
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -37,7 +38,7 @@ def parameters(function) -> list[tuple[str, object, bool]]:
     return [(p.name, p.default, p.kind is KEYWORD) for p in found]
 
 
-@pytest.mark.parametrize("name", functional.__all__)
+@pytest.mark.parametrize("name", PYTORCHS)
 def test_arguments_are_pytorchs(name) -> None:
     """By order, names and defaults; further ones are by name alone."""
     if name in NEW and not hasattr(theirs, name):
@@ -49,13 +50,16 @@ def test_arguments_are_pytorchs(name) -> None:
 
 @pytest.mark.parametrize("name", nn.__all__)
 def test_arguments_of_modules_are_pytorchs(name) -> None:
-    """A loss takes `inplace` besides, by name alone, and hands on the others."""
+    """Losses take further ones by name alone, those of the functions."""
+    if name in NEW_MODULES and not hasattr(torch.nn, name):
+        pytest.skip(f"this PyTorch has no {name}")
     ours, expected = getattr(nn, name), getattr(torch.nn, name)
-    if name == "CrossEntropyLoss":
-        given = torch.ones(4), None, 3, None, "sum", 0.25
-        found, made = ours(*given, inplace=True), expected(*given)
-        assert vars(found).keys() - vars(made).keys() == {"inplace"}
-        assert (found.ignore_index, found.reduction, found.label_smoothing) == (3, "sum", 0.25)
+    if name.endswith("Loss"):
+        found, wanted = (parameters(cls.__init__) for cls in (ours, expected))
+        assert found[: len(wanted)] == wanted
+        assert all(is_keyword for *_, is_keyword in found[len(wanted) : -1])
+        with pytest.raises(TypeError, match="unexpected keyword argument 'soft'"):
+            ours(*((4, 4) if "Linear" in name else ()), soft=1)
     else:
         assert inspect.signature(ours.__init__) == inspect.signature(expected.__init__)
     assert list(inspect.signature(ours.forward).parameters) == list(
@@ -66,9 +70,9 @@ def test_arguments_of_modules_are_pytorchs(name) -> None:
 @pytest.fixture
 def calls(leaf, labels):
     """Calls that no kernel computes, by what is counted: function, its tensors, other arguments."""
-    x, table, target = leaf(8, 16), leaf(32, 16), labels(16, 8)
+    x, table = leaf(8, 16), leaf(32, 16)
     spots, shares = labels(32, 4), leaf(8, 16, gradients=False).softmax(1)
-    weight = leaf(16, gradients=False).abs()
+    weight = leaf(16)
     return {
         "relu: inplace": (lambda f, x: f.relu(x * 1, inplace=True), (x,)),
         "dropout: inplace": (lambda f, x: f.dropout(x * 1, 0.5, False, True), (x,)),
@@ -77,26 +81,25 @@ def calls(leaf, labels):
             lambda f, w: f.embedding(spots, w, None, None, 2.0, True),
             (table,),
         ),
-        "cross_entropy: target": (lambda f, x: f.cross_entropy(x, shares), (x,)),
-        "cross_entropy: label_smoothing": (
-            lambda f, x: f.cross_entropy(x, target, weight, label_smoothing=0.1),
-            (x,),
+        "cross_entropy: weight": (
+            lambda f, x, w: f.cross_entropy(x, shares, w, label_smoothing=0.1),
+            (x, weight),
         ),
         "softmax: input": (lambda f, x: f.softmax(x.sum(), 0), (x,)),
         "log_softmax: input": (lambda f, x: f.log_softmax(x.sum(), 0), (x,)),
         "layer_norm: eps": (lambda f, x: f.layer_norm(x, (16,), eps=-1e-3), (x,)),
-        "linear_cross_entropy: target": (
-            lambda f, x, w: linear_loss(f, x, w, shares),
-            (x, leaf(16, 16)),
+        "linear_cross_entropy: weight": (
+            lambda f, x, w, of_classes: linear_loss(f, x, w, shares, of_classes),
+            (x, leaf(16, 16), weight),
         ),
     }
 
 
-def linear_loss(functions, x, weight, target):
+def linear_loss(functions, x, weight, target, of_classes):
     """The loss of a layer; of PyTorch before 2.13 by its parts."""
     if hasattr(functions, "linear_cross_entropy"):
-        return functions.linear_cross_entropy(x, weight, target)
-    return functions.cross_entropy(functions.linear(x, weight), target)
+        return functions.linear_cross_entropy(x, weight, target, weight=of_classes)
+    return functions.cross_entropy(functions.linear(x, weight), target, of_classes)
 
 
 def test_what_no_kernel_computes_is_pytorchs_and_counted(calls) -> None:

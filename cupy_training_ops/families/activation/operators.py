@@ -25,6 +25,14 @@ X_FORWARD = Input("X", "T", shape="any shape")
 Y_FORWARD = Output("Y", "T", may_alias=("X",), shape="shape of X")
 
 
+GATE = Input("A", "T", shape="any shape", doc="the gate")
+VALUE = Input("B", "T", shape="shape of A", doc="what the gate multiplies")
+A = Input("A", "T", shape="shape of dY", doc="the gate")
+B_OF_DY = Input("B", "T", shape="shape of dY", doc="what the gate multiplied")
+DA = Output("dA", "T", may_alias=("dY", "A", "B"), shape="shape of dY")
+DB = Output("dB", "T", may_alias=("dY", "A", "B"), shape="shape of dY")
+
+
 class ReluGrad(ElementwiseOp):
     """Gradient of Relu: dX = dY where X > 0, else 0.
 
@@ -239,10 +247,70 @@ class QuickGelu(ElementwiseOp):
         return (self.alpha,)
 
 
+class SwiGlu(ElementwiseOp):
+    """Gated SiLU: Y = A s(A) B, s(A) = 1 / (1 + exp(-A)).
+
+    Rounded once. A s(A) is inf at A = inf and 0 at A = -inf, where Y is a NaN if B is infinite. NaN
+    propagates.
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020).
+    """
+
+    domain = "cupy_training_ops"
+    kernel = "swi_glu"
+    inputs = (GATE, VALUE)
+    outputs = (Output("Y", "T", may_alias=("A", "B"), shape="shape of A"),)
+
+
+class SwiGluGrad(ElementwiseOp):
+    """Gradient of SwiGlu: dA = (dY B) s (1 + A (1 - s)), dB = dY A s, s = 1 / (1 + exp(-A)).
+
+    The slope by A is 1 at A = inf and 0 at A = -inf. NaN propagates.
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020), gradient.
+    """
+
+    domain = "cupy_training_ops"
+    kernel = "swi_glu_grad"
+    inputs = (DY, A, B_OF_DY)
+    outputs = (DA, DB)
+
+
+class FastGeGlu(ElementwiseOp):
+    """Gated Gelu by tanh: Y = FastGelu(A) B.
+
+    Rounded once. FastGelu(A) is inf at A = inf and 0 at A = -inf, where Y is a NaN if B is
+    infinite. NaN propagates.
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020).
+    """
+
+    domain = "cupy_training_ops"
+    kernel = "fast_ge_glu"
+    inputs = (GATE, VALUE)
+    outputs = (Output("Y", "T", may_alias=("A", "B"), shape="shape of A"),)
+
+
+class FastGeGluGrad(ElementwiseOp):
+    """Gradient of FastGeGlu: dA = (dY B) slope, dB = dY FastGelu(A), slope as in FastGeluGrad.
+
+    The slope by A is 1 at A = inf and 0 at A = -inf. NaN propagates.
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020), gradient.
+    """
+
+    domain = "cupy_training_ops"
+    kernel = "fast_ge_glu_grad"
+    inputs = (DY, A, B_OF_DY)
+    outputs = (DA, DB)
+
+
 OPS = {
     "BiasFastGeluGrad_dX": BiasFastGeluGrad_dX,
     "BiasGelu": BiasGelu,
     "BiasGeluGrad_dX": BiasGeluGrad_dX,
+    "FastGeGlu": FastGeGlu,
+    "FastGeGluGrad": FastGeGluGrad,
     "FastGelu": FastGelu,
     "FastGeluGrad": FastGeluGrad,
     "Gelu": Gelu,
@@ -252,5 +320,7 @@ OPS = {
     "QuickGeluGrad": QuickGeluGrad,
     "ReluGrad": ReluGrad,
     "SigmoidGrad": SigmoidGrad,
+    "SwiGlu": SwiGlu,
+    "SwiGluGrad": SwiGluGrad,
     "TanhGrad": TanhGrad,
 }

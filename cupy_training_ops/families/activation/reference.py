@@ -179,3 +179,35 @@ def fast_gelu(x: HostArray, bias: HostArray | None) -> HostArray:
 @quiet
 def quick_gelu(x: HostArray, *, alpha: float) -> HostArray:
     return cast(_vanishing(_widen(x), _sigmoid(_quick(x, alpha))), x.dtype)
+
+
+@quiet
+def swi_glu(a: HostArray, b: HostArray) -> HostArray:
+    z = _widen(a)
+    return cast(_vanishing(z, _sigmoid(z)) * _widen(b), a.dtype)
+
+
+@quiet
+def swi_glu_grad(dy: HostArray, a: HostArray, b: HostArray) -> tuple[HostArray, HostArray]:
+    z = _widen(a)
+    return _gate_gradients(dy, b, _vanishing(z, _sigmoid(z)), _gate_slope(z, z))
+
+
+@quiet
+def fast_ge_glu(a: HostArray, b: HostArray) -> HostArray:
+    z = _widen(a)
+    return cast(_vanishing(z, _sigmoid(_fast(z))) * _widen(b), a.dtype)
+
+
+@quiet
+def fast_ge_glu_grad(dy: HostArray, a: HostArray, b: HostArray) -> tuple[HostArray, HostArray]:
+    z = _widen(a)
+    return _gate_gradients(dy, b, _vanishing(z, _sigmoid(_fast(z))), _fast_slope(z))
+
+
+def _gate_gradients(
+    dy: HostArray, b: HostArray, gate: HostArray, slope: HostArray
+) -> tuple[HostArray, HostArray]:
+    """Gradients of gate(A) B; slope: that of the gate."""
+    wide_dy = _widen(dy)
+    return cast(wide_dy * _widen(b) * slope, dy.dtype), cast(wide_dy * gate, dy.dtype)

@@ -6,6 +6,9 @@ from __future__ import annotations
 from ...declare.facts import Slot, Struct, double, flag, i32, i64
 
 BAND = 16  # rows that a warp multiplies at once
+# Of rows, and of elements in one of all heads: so that they and their sums have 32 bits. Numbers of
+# keys beyond it, or below its opposite, are read as it.
+MAX_EXTENT = 2**30
 
 HEAD = Slot(64)  # elements of a head in shared memory: a multiple of 32
 ALIGNED = Slot(1)  # 1: every row starts at a multiple of 16 bytes, and ends at one

@@ -28,11 +28,10 @@ from ...dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT64, Dtype
 from ...errors import refuse
 from ...plan import Device, Plan
 from ...rules.widening import computed_in
-from .facts import ADDENDS, BOOLEANS, NO_MASK
+from .facts import ADDENDS, BOOLEANS, MAX_EXTENT, NO_MASK
 from .plan import Kernels
 
 HALF_PRECISION = (FLOAT16, BFLOAT16)
-MAX_EXTENT = 2**30  # so that numbers of queries, keys and elements of a row have 32 bits
 
 Q = Input(
     "Q", "T", shape="(batch, heads, queries, width) or (batch, queries, heads width)", doc="queries"

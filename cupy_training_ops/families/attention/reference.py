@@ -10,6 +10,7 @@ import numpy as np
 
 from ...dtypes import HostArray
 from ...rules.widening import cast, quiet, wide
+from .facts import MAX_EXTENT
 
 PART = 2**21  # scores at a time
 
@@ -107,7 +108,7 @@ def _parts(
     keys, scale, softcap = k.shape[2], _scale(options, q), options["softcap"]
     n = max(1, PART // max(1, heads * keys))
     for b in range(batch):
-        length = keys if lengths is None else int(np.clip(lengths[b], -(2**31), 2**31 - 1))
+        length = keys if lengths is None else int(np.clip(lengths[b], -MAX_EXTENT, MAX_EXTENT))
         offset = 0 if lengths is None else length - queries
         for first in range(0, queries, n):
             rows = slice(first, first + n)

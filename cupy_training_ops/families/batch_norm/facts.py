@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ...declare.facts import Struct, double, flag, i32, i64, u32
+from ...declare.facts import Slot, Struct, double, flag, i32, i64, u32
 from ...facts import Divisor
 
 THREADS = 256  # threads of a block, at most; those of staged channels have STAGED_THREADS
@@ -18,6 +18,8 @@ STAGED_ROWS = 4  # rows that such a thread loads together, counted over all inpu
 MOST_GROUPS = 4  # groups of asynchronous copies: the first are used while the last are under way
 MOMENTS, SLOPES = 3, 2  # numbers of a partial sum, in the normalization and in the gradient
 COEFFICIENTS = 4  # numbers from which the results of a channel are computed
+RESIDUAL_SLOTS = 2  # slots of a residual that a thread loads together, beside those of a channel
+RELU = Slot(0)  # 1: relu follows, of the sum with a residual if there is one
 
 # Flags: scale, bias and their gradients, or statistics, have the 2-byte type of X.
 Halves = Struct("Halves", scale=flag, statistics=flag)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Batch normalisation in training, and its gradient; channels are walked in place.
+"""Batch normalisation in training, also with relu, and gradients; channels are walked in place.
 
 Sums are in float32 (float64 for float64), in an order that follows from shapes and alignment.
 Where the squared distances of a channel add up to more than that type's largest number, the
@@ -57,11 +57,12 @@ class _BatchNorm(Op):
     types: ClassVar[Types] = ROWS
 
     def check_channels(self, x: Spec, per_channel: tuple[Spec, ...]) -> tuple[int]:
-        """The shape (C,) of arrays with a number for each channel, which are the last inputs."""
+        """The shape (C,) of the inputs with a number for each channel."""
         if not x.shape:
             refuse(self.name, "X", "arrays of at least one dimension", "a scalar")
         channels = (1 if len(x.shape) == 1 else x.shape[1],)
-        for declared, spec in zip(self.inputs[-len(per_channel) :], per_channel, strict=True):
+        inputs = [declared for declared in self.inputs if declared.shape == CHANNELS]
+        for declared, spec in zip(inputs, per_channel, strict=True):
             if spec.shape != channels:
                 expected = f"shape {channels}, as X has channels"
                 refuse(self.name, declared.name, expected, f"shape {spec.shape}")
@@ -141,10 +142,11 @@ class BatchNormInternal(_BatchNorm):
             kernels=NORMALIZE,
             types=(x.dtype, scale.dtype, mean.dtype),
             read=(x,),
-            applied=y,
+            applied=(y,),
             arrays=specs,
             options=(rule,),
             n_fields=MOMENTS,
+            of_relu=(None,),
             sums=self.training_mode,
         ).plan()
 
@@ -194,7 +196,7 @@ class BatchNormalizationGrad(_BatchNorm):
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         dy, x, scale, mean, inv_std, dx, *sums = specs
-        copies = Copies("batch_normalization_grad__transpose", slots(T=x.dtype))
+        copies = Copies("batch_norm__transpose", slots(T=x.dtype))
         dy = copies.source(dy, last=x.channels_last)
         dx = copies.optional_target(dx, last=x.channels_last)
         call = Call(
@@ -202,12 +204,142 @@ class BatchNormalizationGrad(_BatchNorm):
             kernels=GRADIENT,
             types=(x.dtype, scale.dtype, mean.dtype),
             read=(dy, x),
-            applied=dx,
+            applied=(dx,),
             arrays=(dy, x, scale, mean, inv_std, dx, *sums),
             options=(x.size // max(1, scale.size),),
             n_fields=SLOPES,
+            of_relu=(None, None),
         )
         return copies.plan(call.plan())
 
 
-OPS = {"BatchNormInternal": BatchNormInternal, "BatchNormalizationGrad": BatchNormalizationGrad}
+class BatchNormRelu(_BatchNorm):
+    """Batch normalisation and relu: Y = max(0, scale (X - mean) inv_std + B + residual).
+
+    inv_std = 1 / sqrt(var + epsilon); mean, var and what the running statistics become are those of
+    BatchNormInternal, but that the running statistics are always written in place. Without a
+    residual nothing is added. Y is rounded once. NaN stays NaN; -0 becomes 0. An X without elements
+    leaves the running statistics as they are.
+
+    Memory: a workspace as BatchNormInternal's. Nothing is saved for the gradient but X, Y,
+    saved_mean and saved_inv_std.
+
+    Source: ONNX BatchNormalization-14, Add and Relu; a residual network's block.
+    """
+
+    domain = "cupy_training_ops"
+    inputs = (
+        Input("X", "T", shape=IMAGES),
+        Input("scale", "T1", shape=CHANNELS),
+        Input("B", "T1", shape=CHANNELS),
+        Input("running_mean", "T2", updated=True, shape=CHANNELS),
+        Input("running_var", "T2", updated=True, shape=CHANNELS),
+        Input("residual", "T", optional=True, shape="shape and layout of X"),
+    )
+    outputs = (
+        Output("Y", "T", may_alias=("X", "residual"), shape="shape and layout of X"),
+        Output("saved_mean", "T2", shape=CHANNELS),
+        Output("saved_inv_std", "T2", shape=CHANNELS),
+    )
+    lies_as = LiesAs({"X": "X", "residual": "X", "Y": "X"}, alike=True)
+    epsilon = attribute(positive_or_zero, 1e-5)
+    momentum = attribute(share, 0.9, doc="what running statistics keep")
+    unbiased = attribute(boolean, True, doc="running_var takes m / (m - 1) of the variance")
+
+    def infer(self, x: Spec, *others: Any) -> tuple[Spec, ...]:
+        *per_channel, residual = others
+        channels = self.check_channels(x, tuple(per_channel))
+        if residual is not None and residual.shape != x.shape:
+            refuse(self.name, "residual", f"shape {x.shape}, as X", f"shape {residual.shape}")
+        statistic = Spec(channels, per_channel[-1].dtype)
+        return Spec(x.shape, x.dtype), statistic, statistic
+
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        x, scale, bias, mean, var, residual, y, *saved = specs
+        rule = by_value(
+            Rule,
+            epsilon=self.epsilon,
+            momentum=self.momentum,
+            rest=1 - self.momentum,
+            unbiased=self.unbiased,
+        )
+        return Call(
+            device,
+            kernels=NORMALIZE,
+            types=(x.dtype, scale.dtype, mean.dtype),
+            read=(x,),
+            applied=(y,),
+            arrays=(x, scale, bias, mean, var, y, mean, var, *saved),
+            options=(rule,),
+            n_fields=MOMENTS,
+            of_relu=(residual,),
+            relu=True,
+        ).plan()
+
+
+class BatchNormReluGrad(_BatchNorm):
+    """Gradient of BatchNormRelu: residual_grad = dZ = dY where Y > 0, else 0.
+
+    X_grad = scale saved_inv_std (dZ - mean of dZ - xhat mean of (dZ xhat)), xhat = (X - saved_mean)
+    saved_inv_std; scale_grad = sum of dZ xhat, bias_grad = sum of dZ, means and sums over the
+    elements of a channel. Y, saved_mean and saved_inv_std are BatchNormRelu's. Where Y is NaN, dZ
+    is dY, as PyTorch's gradient of relu.
+
+    Without elements scale_grad and bias_grad are 0. NaN and infinities propagate over their
+    channel, but those of dY where Y is 0.
+
+    Memory: a workspace as BatchNormalizationGrad's. Leave residual_grad out by `outputs=` where
+    nothing was added.
+
+    Source: ONNX BatchNormalization-14, Add and Relu, gradients.
+    """
+
+    domain = "cupy_training_ops"
+    inputs = (
+        Input("dY", "T", shape="shape and layout of X"),
+        Input("X", "T", shape=IMAGES),
+        Input("Y", "T", shape="shape and layout of X"),
+        Input("scale", "T1", shape=CHANNELS),
+        Input("saved_mean", "T2", shape=CHANNELS),
+        Input("saved_inv_std", "T2", shape=CHANNELS),
+    )
+    outputs = (
+        Output("X_grad", "T", may_alias=("dY", "X", "Y"), shape="shape and layout of X"),
+        Output("scale_grad", "T1", shape=CHANNELS),
+        Output("bias_grad", "T1", shape=CHANNELS),
+        Output("residual_grad", "T", may_alias=("dY", "X", "Y"), shape="shape and layout of X"),
+    )
+    lies_as = LiesAs(
+        {"dY": "X", "X": "X", "Y": "X", "X_grad": "X", "residual_grad": "X"}, alike=True
+    )
+
+    def infer(self, dy: Spec, x: Spec, y: Spec, *per_channel: Spec) -> tuple[Spec, ...]:
+        channels = self.check_channels(x, per_channel)
+        for name, spec in (("dY", dy), ("Y", y)):
+            if spec.shape != x.shape:
+                refuse(self.name, name, f"shape {x.shape}, as X", f"shape {spec.shape}")
+        of_scale, of_x = Spec(channels, per_channel[0].dtype), Spec(x.shape, x.dtype)
+        return of_x, of_scale, of_scale, of_x
+
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        dy, x, y, scale, mean, inv_std, dx, *sums, residual_grad = specs
+        return Call(
+            device,
+            kernels=GRADIENT,
+            types=(x.dtype, scale.dtype, mean.dtype),
+            read=(dy, x, y),
+            applied=(dx, residual_grad),
+            arrays=(dy, x, scale, mean, inv_std, dx, *sums),
+            options=(x.size // max(1, scale.size),),
+            n_fields=SLOPES,
+            of_relu=(y, residual_grad),
+            relu=True,
+        ).plan()
+
+
+OPS = {
+    "BatchNormInternal": BatchNormInternal,
+    "BatchNormRelu": BatchNormRelu,
+    "BatchNormReluGrad": BatchNormReluGrad,
+    "BatchNormalizationGrad": BatchNormalizationGrad,
+}

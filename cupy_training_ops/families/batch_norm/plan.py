@@ -80,22 +80,22 @@ class Kernels(NamedTuple):
 
 
 NORMALIZE = Kernels(
-    channels="batch_norm_internal__channels",
-    staged_channels="batch_norm_internal__staged_channels",
-    narrow_staged_channels="batch_norm_internal__narrow_staged_channels",
-    channel_parts="batch_norm_internal__channel_parts",
-    single_channel_parts="batch_norm_internal__single_channel_parts",
-    column_parts="batch_norm_internal__column_parts",
-    column_rings="batch_norm_internal__column_rings",
+    channels="batch_norm__channels",
+    staged_channels="batch_norm__staged_channels",
+    narrow_staged_channels="batch_norm__narrow_staged_channels",
+    channel_parts="batch_norm__channel_parts",
+    single_channel_parts="batch_norm__single_channel_parts",
+    column_parts="batch_norm__column_parts",
+    column_rings="batch_norm__column_rings",
 )
 GRADIENT = Kernels(
-    channels="batch_normalization_grad__channels",
-    staged_channels="batch_normalization_grad__staged_channels",
-    narrow_staged_channels="batch_normalization_grad__narrow_staged_channels",
-    channel_parts="batch_normalization_grad__channel_parts",
-    single_channel_parts="batch_normalization_grad__single_channel_parts",
-    column_parts="batch_normalization_grad__column_parts",
-    column_rings="batch_normalization_grad__column_rings",
+    channels="batch_norm__gradient_of_channels",
+    staged_channels="batch_norm__gradient_of_staged_channels",
+    narrow_staged_channels="batch_norm__gradient_of_narrow_staged_channels",
+    channel_parts="batch_norm__gradient_of_channel_parts",
+    single_channel_parts="batch_norm__gradient_of_single_channel_parts",
+    column_parts="batch_norm__gradient_of_column_parts",
+    column_rings="batch_norm__gradient_of_column_rings",
 )
 
 
@@ -175,24 +175,28 @@ class Matrix:
 class Call:
     """One call: its kernels, their arrays and options, and the types.
 
-    read: the arrays whose elements are summed. applied: the output with an element for each of
-    theirs, None where it is not wanted. sums: False where the caller gives the statistics.
+    read: the arrays whose elements are summed. applied: the outputs with an element for each of
+    theirs, None where one is not wanted. of_relu: the last arguments, None without relu. sums:
+    False where the caller gives the statistics.
     """
 
     device: Device
     kernels: Kernels
     types: tuple[Dtype, Dtype, Dtype]
     read: Sequence[Spec]
-    applied: Spec | None
+    applied: tuple[Spec | None, ...]
     arrays: tuple[Spec | None, ...]
     options: tuple[object, ...]
     n_fields: int  # of a partial sum
+    of_relu: tuple[Spec | None, ...]
+    relu: bool = False
     sums: bool = True
 
     def plan(self) -> Plan:
         """Choose how blocks divide channels: whole on chip, else by columns or pieces."""
         channels = Channels.of_arrays(self.read)
-        aligned = all(s.aligned for s in (*self.read, self.applied) if s is not None)
+        of_elements = *self.read, *self.applied, *self.of_relu
+        aligned = all(s.aligned for s in of_elements if s is not None)
         if not channels.elements:
             return self._whole_channels(channels)
         if (tiles := self._shared_memory_tiles(channels, aligned)) is not None:
@@ -207,6 +211,11 @@ class Call:
     def t(self) -> Dtype:
         """The type of the elements."""
         return self.types[0]
+
+    @property
+    def applies(self) -> bool:
+        """Return True if an output with as many elements is wanted."""
+        return any(output is not None for output in self.applied)
 
     @property
     def width(self) -> int:
@@ -250,7 +259,7 @@ class Call:
             span *= 2  # barriers and tickets cost less
         symbol = self.kernels.channel_parts if whole else self.kernels.single_channel_parts
         n_parts = ceil_div(n_slots, span)
-        work = Work(channels.n, n_parts, 1, self.sums, self.applied is not None)
+        work = Work(channels.n, n_parts, 1, self.sums, self.applies)
         layout = pieces(channels, width, span, THREADS)
         return self._schedule(symbol, PIECE_BLOCKS, channels.n, layout, work)
 
@@ -289,7 +298,7 @@ class Call:
         n_parts = max(1, min(most, of_tile))
         cached = self._cached_rows(matrix, n_parts, ring)
         group_parts = _group_parts(n_parts, matrix.tile)
-        work = Work(matrix.n_tiles, n_parts, group_parts, self.sums, self.applied is not None)
+        work = Work(matrix.n_tiles, n_parts, group_parts, self.sums, self.applies)
         layout = matrix.layout(n_parts, ring, cached, aligned)
         shared_nbytes = ring * self._group_nbytes
         return self._schedule(symbol, blocks, channels.n, layout, work, shared_nbytes)
@@ -309,7 +318,8 @@ class Call:
     @property
     def _group_nbytes(self) -> int:
         """Shared memory of a group of rows of all threads."""
-        return RING_ROWS * THREADS * self.width * self.t.itemsize
+        n_rows = RING_ROWS // len(self.read) * len(self.read)
+        return n_rows * THREADS * self.width * self.t.itemsize
 
     def _cached_rows(self, matrix: Matrix, n_parts: int, ring: int) -> int:
         """Rows of a thread that the L2 cache keeps for the second pass.
@@ -375,8 +385,9 @@ class Call:
         return partials, coefficients, counters
 
     def _launch(self, symbol: str, config: Config, *layout: object) -> Launch:
-        args = (*self.arrays, self._halves, *self.options, *layout)
-        return Launch(symbol, config, args, slots(T=self.t))
+        args = (*self.arrays, self._halves, *self.options, *layout, *self.of_relu)
+        binding = slots(T=self.t, RELU=1) if self.relu else slots(T=self.t)
+        return Launch(symbol, config, args, binding)
 
     @property
     def _halves(self) -> np.void:

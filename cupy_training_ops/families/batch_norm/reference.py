@@ -7,7 +7,7 @@ float64, and so are their sums. What NumPy makes of some channels at a time stay
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -36,38 +36,81 @@ def batch_norm_internal(
     `rest`: channels whose results are not accurate in float32 and are computed again in float64.
     """
     before = _wide(input_mean), _wide(input_var)
+    y, mean, var, inv_std = _normalize(x, scale, bias, epsilon, None if training_mode else before)
+    if not training_mode:
+        return y, None, None, None, None
+    running = _running(before, (mean, var), x.size, momentum, unbiased)
+    statistics = (*running, mean, inv_std)
+    return y, *(cast(statistic, input_mean.dtype) for statistic in statistics)
+
+
+@quiet
+def batch_norm_relu(
+    x: HostArray,
+    scale: HostArray,
+    bias: HostArray,
+    running_mean: HostArray,
+    running_var: HostArray,
+    residual: HostArray | None = None,
+    *,
+    epsilon: float,
+    momentum: float,
+    unbiased: bool,
+) -> tuple[HostArray, ...]:
+    """Update the running statistics in place; Y, saved_mean and saved_inv_std."""
+    residuals = None if residual is None else _channels(residual)
+
+    def rectify(values: HostArray, some: slice | HostArray) -> HostArray:
+        if residuals is not None:
+            values = values + residuals[:, some].astype(values.dtype)
+        return np.where(values <= 0, values.dtype.type(0), values)
+
+    y, mean, var, inv_std = _normalize(x, scale, bias, epsilon, None, rectify)
+    before = _wide(running_mean), _wide(running_var)
+    running = _running(before, (mean, var), x.size, momentum, unbiased)
+    running_mean[...], running_var[...] = (cast(each, running_mean.dtype) for each in running)
+    return y, cast(mean, running_mean.dtype), cast(inv_std, running_mean.dtype)
+
+
+def _normalize(
+    x: HostArray,
+    scale: HostArray,
+    bias: HostArray,
+    epsilon: float,
+    fixed: tuple[HostArray, HostArray] | None,
+    finish: Callable[[HostArray, slice | HostArray], HostArray] = lambda values, _: values,
+) -> tuple[HostArray, HostArray, HostArray, HostArray]:
+    """Y, means, biased variances and their inv_std, by the statistics of X, or the fixed ones.
+
+    finish: what becomes of the values of some channels before they are rounded.
+    """
     channels, y = _channels(x), np.empty(x.shape, x.dtype)
     result, eps = _channels(y), float(round_number(epsilon, x.dtype))
-    mean, var = (np.array(each) for each in before)
+    n_channels = channels.shape[1]
+    mean, var = map(np.array, fixed or (np.zeros(n_channels), np.zeros(n_channels)))
     for some in _pieces(channels):
         rest: HostArray = np.arange(some.start, some.stop)
         if working_type(x) == FLOAT32:
             numbers = channels[:, some].astype(FLOAT32, copy=False)
-            if training_mode:
+            if fixed is None:
                 distance, mean[some], var[some] = _distances(numbers)
             else:
                 distance = numbers - _along(mean[some].astype(FLOAT32))
             factor = _wide(scale)[some] / np.sqrt(var[some] + eps)
             distance *= _along(factor.astype(FLOAT32))
             distance += _along(bias[some].astype(FLOAT32))
+            distance = finish(distance, some)
             result[:, some] = cast(distance, x.dtype) if x.dtype != FLOAT32 else distance
             finite = np.isfinite(mean[some]) & np.isfinite(var[some]) & (var[some] + eps >= _LEAST)
             rest = rest[~finite]
         if rest.size:
             wide = _wide(channels[:, rest])
-            if training_mode:
+            if fixed is None:
                 mean[rest], var[rest] = _moments(wide, x.dtype)
             factor = _wide(scale)[rest] / np.sqrt(var[rest] + eps)
             exact = (wide - _along(mean[rest])) * _along(factor) + _along(_wide(bias)[rest])
-            result[:, rest] = cast(exact, x.dtype)
-    inv_std = 1 / np.sqrt(var + eps)
-    if not training_mode:
-        return y, None, None, None, None
-    m = channels.size // max(1, mean.size)
-    corrected = var * m / (m - 1) if unbiased and m > 1 else var
-    running = before if m == 0 else _running(before, (mean, corrected), momentum)
-    statistics = (*running, mean, inv_std)
-    return y, *(cast(statistic, input_mean.dtype) for statistic in statistics)
+            result[:, rest] = cast(finish(exact, rest), x.dtype)
+    return y, mean, var, 1 / np.sqrt(var + eps)
 
 
 @quiet
@@ -98,6 +141,20 @@ def batch_normalization_grad(
             of_some, sums[:, rest] = _gradient(*arrays, rest, FLOAT64)
             of_x[:, rest] = cast(of_some, x.dtype)
     return gradient, cast(sums[0], scale.dtype), cast(sums[1], scale.dtype)
+
+
+@quiet
+def batch_norm_relu_grad(
+    dy: HostArray,
+    x: HostArray,
+    y: HostArray,
+    scale: HostArray,
+    saved_mean: HostArray,
+    saved_inv_std: HostArray,
+) -> tuple[HostArray, ...]:
+    slope = np.where(y <= 0, dy.dtype.type(0), dy)
+    gradients = batch_normalization_grad(slope, x, scale, saved_mean, saved_inv_std, epsilon=0.0)
+    return *gradients, slope
 
 
 def _gradient(
@@ -174,7 +231,17 @@ def _moments(x: HostArray, dtype: Dtype) -> tuple[HostArray, HostArray]:
 
 
 def _running(
-    before: tuple[HostArray, HostArray], now: tuple[HostArray, HostArray], momentum: float
+    before: tuple[HostArray, HostArray],
+    now: tuple[HostArray, HostArray],
+    size: int,
+    momentum: float,
+    unbiased: bool,
 ) -> tuple[HostArray, ...]:
-    pairs = zip(before, now, strict=True)
+    """Running statistics after a batch of `size` elements of all channels."""
+    mean, var = now
+    m = size // max(1, mean.size)
+    if m == 0:
+        return before
+    corrected = var * m / (m - 1) if unbiased and m > 1 else var
+    pairs = zip(before, (mean, corrected), strict=True)
     return tuple(momentum * old + (1 - momentum) * new for old, new in pairs)

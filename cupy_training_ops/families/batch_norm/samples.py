@@ -53,18 +53,27 @@ CALLS: tuple[tuple[str, Shape, int], ...] = (
 )
 
 
+FORWARD = ("BatchNormInternal", "BatchNormRelu")
+
+
 def inputs(rng: Generator, name: str, shape: Shape, row: Row = ROWS[0]) -> tuple[Any, ...]:
-    """X, scale, bias and running statistics; or dY, X, scale and the statistics of X."""
+    """X, scale, bias and running statistics; or dY, X, scale and the statistics of X.
+
+    With relu also a residual; or Y.
+    """
     t, t1, t2 = row
     channels = (1 if len(shape) == 1 else shape[1],)
     spread, middle = rng.uniform(0.5, 2, channels), 3 * rng.standard_normal(channels)
     along = (1, *channels, *[1] * (len(shape) - 2)) if len(shape) > 1 else channels
     x = (rng.standard_normal(shape) * spread.reshape(along) + middle.reshape(along)).astype(t)
     scale = rng.uniform(0.5, 1.5, channels).astype(t1)
-    if name == "BatchNormInternal":
+    image = rng.standard_normal(shape).astype(t)
+    if name in FORWARD:
         bias, mean = rng.standard_normal(channels).astype(t1), rng.standard_normal(channels)
-        return x, scale, bias, mean.astype(t2), rng.uniform(0.5, 2, channels).astype(t2)
-    return rng.standard_normal(shape).astype(t), x, scale, *statistics(x, t2)
+        running = mean.astype(t2), rng.uniform(0.5, 2, channels).astype(t2)
+        return x, scale, bias, *running, *([image] if name == "BatchNormRelu" else [])
+    of_relu = [np.maximum(rng.standard_normal(shape), 0).astype(t)]
+    return image, x, *(of_relu if name == "BatchNormReluGrad" else []), scale, *statistics(x, t2)
 
 
 def mixed_layouts(rng: Generator, shape: Shape, row: Row, place: int) -> tuple[Any, ...]:
@@ -87,7 +96,7 @@ def statistics(x: Any, t2: Dtype) -> tuple[Any, Any]:
 def _special(rng: Generator, name: str, shape: Shape) -> tuple[Any, ...]:
     """A channel each that is constant, has NaN, infinity first, infinity later, both infinities."""
     arrays = inputs(rng, name, shape)
-    for x in arrays[:1] if name == "BatchNormInternal" else arrays[:2]:
+    for x in arrays[:1] if name in FORWARD else arrays[:2]:
         flat = np.moveaxis(x, 1, 0).reshape(shape[1], -1).copy()
         flat[0] = 7
         flat[1, 3], flat[2, 0], flat[3, -1] = np.nan, np.inf, -np.inf
@@ -103,7 +112,7 @@ def _samples(name: str, number: int) -> Iterator[Sample]:
     Each shape is in some combinations of types, which its place in the list picks, so that all
     combinations occur.
     """
-    required = {} if name == "BatchNormInternal" else {"epsilon": 1e-5}
+    required = {"epsilon": 1e-5} if name == "BatchNormalizationGrad" else {}
     for row in ROWS:
         make = partial(inputs, name=name, shape=(4, 6, 8, 8), row=row)
         yield Sample(name, f"{_types(row)}-ordinary", make, required)
@@ -115,6 +124,11 @@ def _samples(name: str, number: int) -> Iterator[Sample]:
         yield Sample(name, label, partial(_special, name=name, shape=shape), required)
     if name == "BatchNormInternal":
         yield from _with_attributes(name)
+    if name == "BatchNormRelu":
+        for i, shape in enumerate(((4, 6, 8, 8), (3, 528, 7, 7), (600, 34), (2, 2, 9216))):
+            make = partial(_alone, shape=shape, row=ROWS[i])
+            yield Sample(name, f"{_types(ROWS[i])}-alone-{i}", make, BIASED)
+    if name != "BatchNormalizationGrad":
         return
     for i, shape in enumerate(((2, 5, 7, 9), (3, 40, 33), (2, 3, 1, 2051))):
         for place, row in ((0, ROWS[i]), (1, ROWS[-1 - i])):
@@ -128,6 +142,16 @@ def _with_attributes(name: str) -> Iterator[Sample]:
             make = partial(inputs, name=name, shape=shape, row=row)
             yield Sample(name, f"{_types(row)}-input-statistics-{len(shape)}", make, INFERENCE)
             yield Sample(name, f"{_types(row)}-biased-{len(shape)}", make, BIASED)
+
+
+def _alone(rng: Generator, shape: Shape, row: Row) -> tuple[Any, ...]:
+    """Inputs without a residual."""
+    return inputs(rng, "BatchNormRelu", shape, row)[:-1]
+
+
+def _slack_with_relu(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    dy, x, y, *others = inputs
+    return *_slack((np.where(y <= 0, dy.dtype.type(0), dy), x, *others)), 0.0
 
 
 def _slack(inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -145,6 +169,7 @@ def _types(row: Row) -> str:
 
 
 NAMES = ("BatchNormInternal", "BatchNormalizationGrad")
-SAMPLES = {name: tuple(_samples(name, i)) for i, name in enumerate(NAMES)}
-_of_gradient = SAMPLES["BatchNormalizationGrad"]
-SAMPLES["BatchNormalizationGrad"] = tuple(replace(sample, slack=_slack) for sample in _of_gradient)
+NAMES_WITH_RELU = ("BatchNormRelu", "BatchNormReluGrad")
+SAMPLES = {name: tuple(_samples(name, i)) for i, name in enumerate((*NAMES, *NAMES_WITH_RELU))}
+for _name, _own in zip((NAMES[1], NAMES_WITH_RELU[1]), (_slack, _slack_with_relu), strict=True):
+    SAMPLES[_name] = tuple(replace(sample, slack=_own) for sample in SAMPLES[_name])

@@ -101,8 +101,8 @@ class Attributes:
 
     @classmethod
     def of(cls, op: str, values: Mapping[str, Any]) -> Attributes:
-        """Make the attributes from a dict; allow_tf32, which changes no shape, is ignored."""
-        return cls(op, **{name: v for name, v in values.items() if name != "allow_tf32"})
+        """Make the attributes from a dict; those that change no shape are ignored."""
+        return cls(op, **{name: v for name, v in values.items() if "tf32" not in name})
 
     def convolution(self, x: Shape, w: Shape) -> Convolution:
         """Return the convolution of X (N, C, I...) and W (M, C / group, K...)."""

@@ -28,6 +28,7 @@ STAGED_BLOCKS = 2  # of a multiprocessor
 STAGED_STAGES = 2  # parts of a sum in shared memory; the L1 cache has the rest of it
 TALL_COLUMNS = 128
 FLAT_COLUMNS = 192
+SPLIT_COLUMNS = 128  # of flat tiles of floats in parts, which have more registers for them
 # The same of 2-byte types on 9.0, whose warpgroups multiply them: products of so many stages go on
 # while the next is copied.
 TALL_GROUPS_THREADS = 256

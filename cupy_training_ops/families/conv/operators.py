@@ -64,6 +64,12 @@ LIES_AS = LiesAs({"X": "X", "W": "W", "dY": "dY", "Y": "X", "dX": "X", "dW": "W"
 ALLOW_TF32 = attribute(
     boolean, False, doc="float32 may be multiplied with 11 bits of each factor, on tensor cores"
 )
+TF32X3 = attribute(
+    boolean,
+    False,
+    doc="float32 may be multiplied by three products of TF32, on tensor cores from 8.0 on: an "
+    "error of 2^-21 at most for factors from 2^-103 to 3.4e38; not beside allow_tf32",
+)
 LAYOUT = "C-contiguous, or with the channels last in memory"
 X = Input("X", "T", shape="shape (N, C, ...)", doc=f"one to three dimensions behind C; {LAYOUT}")
 W = Input("W", "T", shape="shape (M, C / group, ...)", doc=LAYOUT)
@@ -95,7 +101,18 @@ class _Convolution(Op):
     pads = PADS
     strides = STRIDES
     allow_tf32 = ALLOW_TF32
+    tf32x3 = TF32X3
     lies_as: ClassVar[LiesAs] = LIES_AS
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)
+        if self.allow_tf32 and self.tf32x3:
+            refuse(self.name, "tf32x3", "False beside allow_tf32=True", "True")
+
+    @property
+    def tf32(self) -> int:
+        """Products of TF32 for each of float32; 0: exact."""
+        return 3 if self.tf32x3 else int(self.allow_tf32)
 
     def convolution(self, x: Spec, w: Spec) -> Convolution:
         """The ordinary convolution that belongs to X and W."""
@@ -116,6 +133,7 @@ class _Transposed(_Convolution):
     pads = PADS
     strides = STRIDES
     allow_tf32 = ALLOW_TF32
+    tf32x3 = TF32X3
 
 
 class _Forward(_Convolution):
@@ -131,7 +149,7 @@ class _Forward(_Convolution):
 
     def plan(self, device: Device, x: Spec, w: Spec, b: Spec | None, y: Spec) -> Plan:
         wanted = Wanted(x, x, w, y, b, is_gradient=self.is_transposed)
-        return plan_wanted(device, self.convolution(x, w), wanted, tf32=self.allow_tf32)
+        return plan_wanted(device, self.convolution(x, w), wanted, tf32=self.tf32)
 
 
 class Conv(_Forward):
@@ -183,7 +201,7 @@ class _Gradient(_Convolution):
     def plan(self, device: Device, dy: Spec, x: Spec, w: Spec, *results: Spec | None) -> Plan:
         """A transposed convolution's X is the other's Y."""
         dx, dw, db = results
-        convolution, tf32 = self.convolution(x, w), self.allow_tf32
+        convolution, tf32 = self.convolution(x, w), self.tf32
         if not self.is_transposed:
             wanted = Wanted(x, dy, w, dx, is_gradient=True, dw=dw, db=db)
             return plan_wanted(device, convolution, wanted, tf32=tf32)

@@ -30,10 +30,11 @@ from .plan_variants import (
 )
 
 
-def plan_wanted(
-    device: Device, convolution: Convolution, wanted: Wanted, *, tf32: bool = False
-) -> Plan:
+def plan_wanted(device: Device, convolution: Convolution, wanted: Wanted, *, tf32: int = 0) -> Plan:
     """The wanted results; an array that several of them read is staged once.
+
+    tf32: products of TF32 for each of float32, on tensor cores: 1 or 3, or 0, exact. Three are for
+    staged arrays; others are multiplied exactly.
 
     A bias is added to each channel of an image, also where no element of Y reaches.
     """
@@ -45,7 +46,7 @@ def plan_wanted(
         direct = direct_plan(device, conv, wanted, tf32)
         if direct is not None:
             return direct
-    is_last = wanted.has_channels_last and not can_stage(device, conv, wanted.dtype)
+    is_last = wanted.has_channels_last and not can_stage(device, conv, wanted.dtype, tf32)
     if is_last and not goes_by_lines(conv, x, y, image):
         copies = copies_of(wanted.dtype)
         of_x = copies.source(x)
@@ -69,7 +70,7 @@ def plan_wanted(
     return plan.then(_weight_plan(device, conv, of_weights, tf32)) if wanted.sums else plan
 
 
-def _image_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> Plan:
+def _image_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan:
     """A convolution or its data gradient alone."""
     read, written, is_gradient = wanted.source, wanted.target, wanted.is_gradient
     if not written.size:
@@ -85,7 +86,7 @@ def _image_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -
     return image_product(device, walked, variant, wanted, conv)
 
 
-def _weight_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> Plan:
+def _weight_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan:
     """The gradients of W and a bias alone; zeros where there is nothing to sum."""
     direct = direct_plan(device, conv, wanted, tf32)
     if direct is not None:

@@ -51,7 +51,7 @@ from .plan_variants import MAX_OFFSET, TENSOR_CORES, direct_variant, staged_vari
 FILTERS = 16  # filters are a multiple of it, and at most PANEL
 
 
-def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
+def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
     """Return True if there are kernels for the gradients of X and W."""
     run = conv.strides[2] * conv.channels
     fits = run <= DIRECT_RUN and run * conv.strides[1] <= DIRECT_ROWS and conv.group == 1
@@ -59,7 +59,7 @@ def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
     divides = all(i % s == 0 for i, s in zip(conv.image, conv.strides, strict=True))
     return (
         device.capability >= TENSOR_CORES
-        and (y.dtype.itemsize == 2 or (tf32 and y.dtype == FLOAT32))
+        and (y.dtype.itemsize == 2 or (tf32 == 1 and y.dtype == FLOAT32))
         and y.channels_last
         and y.aligned
         and fits
@@ -75,7 +75,7 @@ def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
     )
 
 
-def direct_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> Plan | None:
+def direct_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan | None:
     """The wanted gradients, read from Y, or from a copy of Y with its channels side by side.
 
     None if no kernels read either.

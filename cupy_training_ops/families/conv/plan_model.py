@@ -18,6 +18,7 @@ from .facts import (
     FLAT_GROUPS_THREADS,
     LINE_NBYTES,
     PANEL,
+    SPLIT_COLUMNS,
     STAGED_BLOCKS,
     STAGED_STAGES,
     STAGED_TAPS,
@@ -72,16 +73,19 @@ OF_WARPGROUPS = {
     2 * PANEL: Tile(TALL_GROUPS_COLUMNS, *_TALL_GROUPS, step_cost=1.0),
     PANEL: Tile(FLAT_GROUPS_COLUMNS, *_FLAT_GROUPS, step_cost=0.9),
 }
+OF_PARTS = {PANEL: Tile(SPLIT_COLUMNS, *_STAGED, step_cost=1.5)}
 BLOCK_COST = 3.0  # beside its stages
 SUM_COST = 0.03  # of adding up a tile's part
 
 
-def tiles_of(device: Device, dtype: Dtype) -> dict[int, Tile]:
+def tiles_of(device: Device, dtype: Dtype, tf32: int) -> dict[int, Tile]:
     """Tiles over staged arrays of this type."""
+    if tf32 == 3 and dtype == FLOAT32:
+        return OF_PARTS
     return OF_WARPGROUPS if multiply_by_warpgroups(device, dtype) else OF_WARPS
 
 
-def can_stage(device: Device, conv: Convolution, dtype: Dtype) -> bool:
+def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> bool:
     """Return True if there are tiles over staged arrays for this convolution."""
     conv = join_groups(conv, dtype)
     width = VEC_NBYTES // dtype.itemsize
@@ -97,8 +101,8 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype) -> bool:
         and min(sizes) > 0
         and max(sizes) // width * 2 <= MOST_VECTORS
         and math.prod(conv.w_shape) * dtype.itemsize <= MOST_W_NBYTES
-        and bool(tile_choices(device, dtype))
-        and _has_room(device, conv, dtype)
+        and bool(tile_choices(device, dtype, tf32))
+        and _has_room(device, conv, dtype, tf32)
     )
 
 
@@ -119,25 +123,25 @@ def join_groups(conv: Convolution, dtype: Dtype) -> Convolution:
     return replace(conv, group=conv.group // max(fitting, default=1))
 
 
-def staged_image(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> bool:
+def staged_image(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> bool:
     """Return True if staging pays for an image."""
     lines = image_has_lines(device, conv, wanted.source, wanted.target, tf32)
     return _staging_pays(device, conv, wanted, tf32, lines=lines)
 
 
-def staged_weight(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> bool:
+def staged_weight(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> bool:
     """Return True if staging pays for the gradients of W and a bias."""
     lines = weight_kernel(device, conv, wanted.x, wanted.y, tf32) == "conv__weight_lines"
     return _staging_pays(device, conv, wanted, tf32, lines=lines)
 
 
 def _staging_pays(
-    device: Device, conv: Convolution, wanted: Wanted, tf32: bool, *, lines: bool
+    device: Device, conv: Convolution, wanted: Wanted, tf32: int, *, lines: bool
 ) -> bool:
     """lines: tensor cores would multiply lines of both arrays as they lie."""
     without_tensor_cores = wanted.dtype == FLOAT32 and not tf32 and is_single(conv)
     pays = _multiplies_often(conv) or not (lines or without_tensor_cores)
-    return (pays or wanted.has_channels_last) and can_stage(device, conv, wanted.dtype)
+    return (pays or wanted.has_channels_last) and can_stage(device, conv, wanted.dtype, tf32)
 
 
 def _multiplies_often(conv: Convolution) -> bool:
@@ -146,7 +150,7 @@ def _multiplies_often(conv: Convolution) -> bool:
     return channels * filters >= LEAST_PRODUCTS * (channels + filters)
 
 
-def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
+def _has_room(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> bool:
     """Return True if scratch memory is at most 64 MiB, or at most 2.5 times X and Y."""
     width = VEC_NBYTES // dtype.itemsize
     positions = conv.batch * math.prod(conv.output)
@@ -154,8 +158,8 @@ def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
     staged_y = positions * align_up(conv.filters, width)
     padded = align_up(conv.group_channels, width) * align_up(conv.group_filters, width)
     of_w = conv.group * padded * math.prod(conv.kernel)
-    tiles = weight_tiles(device, conv, dtype)
-    columns = tiles_of(device, dtype)[tiles.rows].columns
+    tiles = weight_tiles(device, conv, dtype, tf32)
+    columns = tiles_of(device, dtype, tf32)[tiles.rows].columns
     sums = tiles.parts * (tiles.count * tiles.rows * columns + conv.filters)
     nbytes = (staged_x + staged_y + of_w) * dtype.itemsize + 4 * sums
     nbytes += (positions + PANEL) * StagedRow.of().dtype.itemsize + 6 * SCRATCH_ALIGNMENT
@@ -166,19 +170,19 @@ def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
 # ---- tiles --------------------------------------------------------------------------------------
 
 
-def tile_choices(device: Device, dtype: Dtype) -> list[int]:
+def tile_choices(device: Device, dtype: Dtype, tf32: int) -> list[int]:
     """Rows of tiles that have room, of those that there are kernels with."""
     return [
         rows
-        for rows in tiles_of(device, dtype)
-        if tile_nbytes(device, rows, dtype) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
+        for rows in tiles_of(device, dtype, tf32)
+        if tile_nbytes(device, rows, dtype, tf32) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
         and rows in choices(device, dtype)
     ]
 
 
-def tile_nbytes(device: Device, rows: int, dtype: Dtype) -> int:
+def tile_nbytes(device: Device, rows: int, dtype: Dtype, tf32: int) -> int:
     """Bytes of shared memory of a block, for stages, and then for an image's tile."""
-    tile = tiles_of(device, dtype)[rows]
+    tile = tiles_of(device, dtype, tf32)[rows]
     written = rows * (tile.columns * dtype.itemsize + VEC_NBYTES)
     return max(tile.stages * (rows + tile.columns) * LINE_NBYTES, written)
 
@@ -203,15 +207,17 @@ def image_blocks(
     return Blocks(count, steps * tile.step_cost + BLOCK_COST)
 
 
-def image_rows(device: Device, conv: Convolution, dtype: Dtype, *, is_gradient: bool) -> int:
+def image_rows(
+    device: Device, conv: Convolution, dtype: Dtype, tf32: int, *, is_gradient: bool
+) -> int:
     """Rows of an image's tiles, with which all blocks take least time."""
-    tiles = tiles_of(device, dtype)
+    tiles = tiles_of(device, dtype, tf32)
 
     def cost(rows: int) -> float:
         blocks = image_blocks(tiles[rows], conv, dtype, rows, is_gradient=is_gradient)
         return time_of(slots_of(device, tiles[rows]), [blocks])
 
-    return min(tile_choices(device, dtype), key=cost)
+    return min(tile_choices(device, dtype, tf32), key=cost)
 
 
 @dataclass(frozen=True)
@@ -226,23 +232,24 @@ class WeightTiles:
 
 
 @functools.lru_cache(maxsize=1024)
-def weight_tiles(device: Device, conv: Convolution, dtype: Dtype) -> WeightTiles:
+def weight_tiles(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> WeightTiles:
     """The tiles of W's gradient that take least time when X's gradient is computed beside it.
 
     A call without X's gradient has these tiles, too: other tiles would divide the sums into other
     parts, and so give W's gradient other bits.
     """
-    pairs = (tiles_and_cost(device, conv, dtype, rows) for rows in tile_choices(device, dtype))
+    choices_of = tile_choices(device, dtype, tf32)
+    pairs = (tiles_and_cost(device, conv, dtype, rows, tf32) for rows in choices_of)
     return min(pairs, key=lambda pair: pair[1])[0]
 
 
 def tiles_and_cost(
-    device: Device, conv: Convolution, dtype: Dtype, rows: int
+    device: Device, conv: Convolution, dtype: Dtype, rows: int, tf32: int
 ) -> tuple[WeightTiles, float]:
     """Tiles with so many rows, their sums in the parts that take least time; and that time."""
     padded = align_up(conv.group_channels, VEC_NBYTES // dtype.itemsize)
     row_tiles = ceil_div(conv.group_filters, rows)
-    tile = tiles_of(device, dtype)[rows]
+    tile = tiles_of(device, dtype, tf32)[rows]
     column_tiles = ceil_div(math.prod(conv.kernel) * padded, tile.columns)
     tiles = conv.group * row_tiles * column_tiles
     steps = ceil_div(conv.batch * math.prod(conv.output), LINE_NBYTES // dtype.itemsize)

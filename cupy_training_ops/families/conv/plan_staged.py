@@ -197,12 +197,12 @@ def neighbours(plane: int, width: int, spec: Spec | None) -> int:
 # ---- plans --------------------------------------------------------------------------------------
 
 
-def staged_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> Plan:
+def staged_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan:
     """One launch that stages what others read, each array once."""
     y, dtype = wanted.y, wanted.dtype
     unjoined, conv = conv, join_groups(conv, dtype)
-    rows = tile_rows(device, conv, dtype, wanted)
-    variant = staged_variant(device, dtype, rows, tf32=tf32 and dtype == FLOAT32)
+    rows = tile_rows(device, conv, dtype, wanted, tf32)
+    variant = staged_variant(device, dtype, rows, tf32=tf32)
     if wanted.db is not None and not _sums_y(device, conv, y, tf32):
         bias = bias_gradient(device, y, wanted.db, variant.slots)
         rest = replace(wanted, db=None)
@@ -221,7 +221,7 @@ def staged_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -
     return scratch.plan(*steps)
 
 
-def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
+def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
     """Return True if tiles sum Y too.
 
     In TF32 they do where Y is read as it lies, not rounded before, and where tiles of the first
@@ -232,18 +232,18 @@ def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
     lies = y.aligned and conv.filters % (VEC_NBYTES // y.dtype.itemsize) == 0
     if not (tf32 and lies and (y.channels_last or math.prod(conv.output) == 1)):
         return False
-    return weight_tiles(device, conv, y.dtype).column_tiles <= SUMMING_COLUMNS
+    return weight_tiles(device, conv, y.dtype, tf32).column_tiles <= SUMMING_COLUMNS
 
 
-def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -> int:
+def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted, tf32: int) -> int:
     """Return the rows of a block's tile.
 
     Gradients of the weight have tiles of their own; where a gradient of the image is computed
     beside them, its tiles have as many rows.
     """
     if wanted.sums:
-        return weight_tiles(device, conv, dtype).rows
-    return image_rows(device, conv, dtype, is_gradient=wanted.is_gradient)
+        return weight_tiles(device, conv, dtype, tf32).rows
+    return image_rows(device, conv, dtype, tf32, is_gradient=wanted.is_gradient)
 
 
 def _product(
@@ -255,8 +255,8 @@ def _product(
     *written, layout = image.args(staging) if image else no_image
     images, weights = (product.blocks if product else 0 for product in (image, sums))
     is_first = image is not None and sums is not None and image.steps > sums.steps
-    threads = tiles_of(device, variant.dtype)[variant.rows].threads
-    shared = tile_nbytes(device, variant.rows, variant.dtype)
+    threads = tiles_of(device, variant.dtype, variant.tf32)[variant.rows].threads
+    shared = tile_nbytes(device, variant.rows, variant.dtype, variant.tf32)
     summed[0] = summed[0] or summed[1]  # of X addresses are computed, also where nobody reads it
     config = Config((images + weights,), (threads,), shared)
     args = (*summed, images if is_first else 0, weights, *written, of_weights, layout)
@@ -274,7 +274,7 @@ class _Image:
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
         self.conv, self.wanted = conv, wanted
-        columns = tiles_of(device, variant.dtype)[variant.rows].columns
+        columns = tiles_of(device, variant.dtype, variant.tf32)[variant.rows].columns
         self.product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
         self.residues = math.prod(self.product.of_axes)
         self.tiles = conv.group * self.product.row_tiles
@@ -329,8 +329,8 @@ class _Sums:
     ) -> None:
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
         self.unjoined = unjoined
-        self.columns = tiles_of(device, variant.dtype)[variant.rows].columns
-        tiles = weight_tiles(device, conv, variant.dtype)
+        self.columns = tiles_of(device, variant.dtype, variant.tf32)[variant.rows].columns
+        tiles = weight_tiles(device, conv, variant.dtype, variant.tf32)
         self.row_tiles = tiles.row_tiles
         self.column_tiles = tiles.column_tiles if wanted.dw is not None else 1
         self.tiles = conv.group * self.row_tiles * self.column_tiles

@@ -42,7 +42,7 @@ class Variant:
 
     dtype: Dtype
     rows: int
-    tf32: bool = False
+    tf32: int = 0  # products of TF32 for each of floats
     wide: bool = False  # offsets of 64 bits
     staged: bool = False
     warpgroups: bool = False  # warpgroups multiply what is staged
@@ -89,7 +89,7 @@ def image_variant(
     device: Device,
     conv: Convolution,
     dtype: Dtype,
-    tf32: bool,
+    tf32: int,
     *,
     is_gradient: bool,
     lines: bool = False,
@@ -111,7 +111,7 @@ def image_variant(
 
 
 def weight_variant(
-    device: Device, conv: Convolution, dtype: Dtype, tf32: bool, *, lines: bool = False
+    device: Device, conv: Convolution, dtype: Dtype, tf32: int, *, lines: bool = False
 ) -> Variant:
     """The variant of the gradient of the weights, whose sum makes up for few tiles."""
     x = conv.group_channels * math.prod(conv.image)
@@ -127,14 +127,14 @@ def weight_variant(
 
 
 def image_has_lines(
-    device: Device, conv: Convolution, read: Spec, written: Spec, tf32: bool
+    device: Device, conv: Convolution, read: Spec, written: Spec, tf32: int
 ) -> bool:
     """Return True if vectors of lines are copied as they lie."""
     vectors = _multiplies_lines(device, written.dtype, tf32) and _has_vectors(read)
     return vectors and is_single(conv) and written.aligned
 
 
-def weight_kernel(device: Device, conv: Convolution, x: Spec, y: Spec, tf32: bool) -> str:
+def weight_kernel(device: Device, conv: Convolution, x: Spec, y: Spec, tf32: int) -> str:
     """The kernel that sums weights: it copies vectors of lines of X and Y, of Y, or of neither."""
     if not (_multiplies_lines(device, y.dtype, tf32) and _has_vectors(y)):
         return "conv__weight"
@@ -143,7 +143,7 @@ def weight_kernel(device: Device, conv: Convolution, x: Spec, y: Spec, tf32: boo
     return "conv__weight_y_lines" if y.dtype.itemsize == 2 else "conv__weight"
 
 
-def _multiplies_lines(device: Device, dtype: Dtype, tf32: bool) -> bool:
+def _multiplies_lines(device: Device, dtype: Dtype, tf32: int) -> bool:
     """Return True if tensor cores multiply lines of this dtype."""
     return dtype.itemsize == 2 or rounds(device, dtype, tf32)
 
@@ -173,7 +173,7 @@ def choices(device: Device, dtype: Dtype) -> list[int]:
     return [128, 64, 32] if device.capability < (12, 0) else [64, 32]
 
 
-def _rows(device: Device, dtype: Dtype, tf32: bool, *, lines: bool) -> list[int]:
+def _rows(device: Device, dtype: Dtype, tf32: int, *, lines: bool) -> list[int]:
     """Rows of tiles without staged arrays; floats' lines are compiled with their gathered tiles.
 
     Arrays with many rows are staged mostly, and those of TF32 with few are read from where channels
@@ -197,8 +197,9 @@ def small_variant(dtype: Dtype) -> Variant:
     return Variant(dtype, 64, wide=True) if dtype == FLOAT32 else Variant(dtype, 32)
 
 
-def staged_variant(device: Device, dtype: Dtype, rows: int, *, tf32: bool = False) -> Variant:
+def staged_variant(device: Device, dtype: Dtype, rows: int, *, tf32: int = 0) -> Variant:
     """The variant of tiles over staged arrays."""
+    tf32 = tf32 if dtype == FLOAT32 else 0
     return Variant(dtype, rows, tf32, staged=True, warpgroups=multiply_by_warpgroups(device, dtype))
 
 
@@ -223,9 +224,9 @@ def direct_variant(dtype: Dtype) -> Variant:
     return lines_variant(dtype, sums=True) if is_half else Variant(dtype, 2 * FEW_ROWS, tf32=True)
 
 
-def rounds(device: Device, dtype: Dtype, tf32: bool) -> bool:
+def rounds(device: Device, dtype: Dtype, tf32: int) -> bool:
     """Return True if floats are rounded for tensor cores."""
-    return tf32 and dtype == FLOAT32 and device.capability >= TENSOR_CORES
+    return tf32 == 1 and dtype == FLOAT32 and device.capability >= TENSOR_CORES
 
 
 def parts_of_sum(device: Device, tiles: int, positions: int, most: int) -> int:

@@ -39,6 +39,7 @@ class Keywords(TypedDict):
     pads: Shape | None
     strides: Shape | None
     allow_tf32: bool
+    tf32x3: bool
 
 
 class TransposedKeywords(Keywords):

@@ -78,6 +78,7 @@ CALLS = (
         {"group": 3, "pads": (2, 3, 1, 3)},
         (FLOAT16, FLOAT32),
     ),
+    Call("depthwise-pairs", (2, 3, 7, 10), 3, (5, 5), {"group": 3, "pads": (2,) * 4}),
     Call("pointwise", (2, 12, 4, 6), 20, (1, 1), {}, (FLOAT16, BFLOAT16)),
     Call("pointwise-long", (3, 40, 4, 7), 150, (1, 1), {}, (FLOAT16, BFLOAT16)),
     Call("pointwise-strided", (2, 12, 5, 7), 9, (1, 1), {"strides": (2, 2)}, (FLOAT32,)),
@@ -122,6 +123,14 @@ CALLS = (
         20,
         (3, 3),
         {"pads": (1, 1, 1, 1), "allow_tf32": True},
+        (FLOAT32,),
+    ),
+    Call(
+        "staged-tf32x3",
+        (2, 18, 7, 6),
+        36,
+        (2, 3),
+        {"pads": (1, 0, 1, 1), "tf32x3": True},
         (FLOAT32,),
     ),
     Call(

@@ -8,7 +8,11 @@ from ...facts import HELD_NBYTES
 
 NBYTES = Slot(HELD_NBYTES)
 NBYTES_BESIDE_WIDER = 64  # of log-probabilities that a thread holds beside a wider bias
-REGULARIZED_THREADS = 512  # of a block over rows at most, as capped scores take registers
+# Of scores and shares of classes that a thread has in registers: more are spilled beside addresses
+# of weights.
+NBYTES_OF_SHARES = 32
+MOST_SMOOTHED = 2**24  # classes, which float32 counts exactly
+REGULARIZED_THREADS = 512  # of a block at most, as capped scores take registers
 SUM_THREADS = 256
 N_SUMS = 2  # over rows, at most: of losses and of weights
 

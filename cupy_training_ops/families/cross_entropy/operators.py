@@ -7,6 +7,7 @@ and summed in float64 in a fixed order, divided once and rounded once.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from ...call.op import Op
@@ -41,7 +42,8 @@ from ...errors import ArgumentError, DtypeError, refuse
 from ...plan import Device, Plan
 from ...planning.lines import Lines
 from . import plan as cross_entropy
-from .plan import Rows, Targets
+from .facts import MOST_SMOOTHED
+from .plan import Probabilities, Rows, Targets, Terms
 
 LABEL_TYPES = (INT64, to_dtype("int32"))
 HALVES = (FLOAT16, BFLOAT16)
@@ -72,7 +74,6 @@ def share(value: object) -> float:
     return number
 
 
-MOST_SMOOTHED = 2**24  # classes, which float32 counts exactly
 IGNORE_ATTRIBUTE = attribute(optional(integer), None, doc="the label of rows that do not count")
 OUTPUT_TYPE = attribute(optional(dtype), None, type="TOut", doc="T where it is None")
 CHECK = attribute(
@@ -81,6 +82,7 @@ CHECK = attribute(
     doc="True refuses labels out of range before any launch, for which the call reads the labels, "
     "waits for the device and cannot be captured in a graph",
 )
+DENSE_LOSS_SHAPE = "shape (), or for reduction='none' that of scores without C"
 LOSS_SHAPE = "shape (), or for reduction='none' the shape of the labels"
 
 SCORES = Input("scores", "T", shape="shape (N, C, ...)")
@@ -99,6 +101,19 @@ IGNORE = Input(
     convert=one_integer,
     doc="the label of rows that do not count",
 )
+
+LOSS_SCALE = Input(
+    "loss_scale",
+    "float32",
+    memory="either",
+    convert=finite,
+    optional=True,
+    shape="one element",
+    doc="1 where it is left out",
+)
+SMOOTHING = attribute(share, 0.0, doc="from 0 to 1; not with more than 2^24 classes")
+SQUARE_SCALE = attribute(positive_or_zero, 0.0, doc="of the z-loss")
+SOFTCAP = attribute(positive_or_zero, 0.0, doc="the bound of scores; 0: none")
 
 
 class CrossEntropyOp(Op):
@@ -120,6 +135,11 @@ class CrossEntropyOp(Op):
     def refuse_unlike(self, name: str, spec: Spec, expected: Shape, like: str) -> None:
         if spec.shape != expected:
             refuse(self.name, name, f"shape {expected}, as {like}", f"shape {spec.shape}")
+
+    def check_classes(self, scores: Spec) -> None:
+        """Refuse more classes than float32 counts."""
+        if scores.shape[1] > MOST_SMOOTHED:
+            refuse(self.name, "scores", f"{MOST_SMOOTHED} classes at most", f"{scores.shape[1]}")
 
     def check_slope(self, dy: Spec, labels: Shape) -> None:
         """Refuse a dY without the loss's shape; of a reduced loss it may have rank 1."""
@@ -472,9 +492,9 @@ class CrossEntropyLossAndGrad(SparseOp):
     NaN and labels out of range are as in SoftmaxCrossEntropyLoss and its gradient.
 
     softcap: scores are softcap tanh(scores / softcap), but -infinity stays. label_smoothing: the
-    loss of a row is -((1 - label_smoothing) log_prob[label] + label_smoothing mean(log_prob)).
-    lse_square_scale: the loss of a row has lse_square_scale ln(sum of e^scores)^2 added. A row's
-    weight multiplies all of its loss.
+    loss of a row is -((1 - label_smoothing) weights[label] log_prob[label] + label_smoothing
+    mean(weights log_prob)). lse_square_scale: the loss of a row has lse_square_scale ln(sum of
+    e^scores)^2 weights[label] added.
 
     Memory: a workspace of 4 bytes a row (8 for float64) and at most 2 KiB.
 
@@ -484,27 +504,17 @@ class CrossEntropyLossAndGrad(SparseOp):
     domain = "cupy_training_ops"
     inputs = (
         *SoftmaxCrossEntropyLossInternal.inputs,
-        Input(
-            "loss_scale",
-            "float32",
-            memory="either",
-            convert=finite,
-            optional=True,
-            shape="one element",
-            doc="1 where it is left out",
-        ),
+        LOSS_SCALE,
     )
-    outputs = (
+    outputs: ClassVar[tuple[Output, ...]] = (
         Output("output", "TOut", shape=LOSS_SHAPE),
         Output("d_scores", "T", may_alias=("scores",), shape="shape of scores"),
     )
     output_type = OUTPUT_TYPE
     check = CHECK
-    label_smoothing = attribute(
-        share, 0.0, doc="from 0 to 1; not with weights, nor with more than 2^24 classes"
-    )
-    lse_square_scale = attribute(positive_or_zero, 0.0, doc="of the z-loss")
-    softcap = attribute(positive_or_zero, 0.0, doc="the bound of scores; 0: none")
+    label_smoothing = SMOOTHING
+    lse_square_scale = SQUARE_SCALE
+    softcap = SOFTCAP
     types: ClassVar[Types] = ROWS
 
     def infer(
@@ -512,26 +522,149 @@ class CrossEntropyLossAndGrad(SparseOp):
     ) -> tuple[Spec, ...]:
         rows, t_out = self.check_shapes(scores, labels, weights)
         if self.label_smoothing:
-            if weights is not None:
-                refuse(self.name, "weights", "None with label_smoothing", "an array")
-            if scores.shape[1] > MOST_SMOOTHED:
-                expected = f"{MOST_SMOOTHED} classes at most with label_smoothing"
-                refuse(self.name, "scores", expected, f"{scores.shape[1]}")
+            self.check_classes(scores)
         return self.loss(rows, t_out), Spec(scores.shape, scores.dtype)
 
     def plan(
         self, device: Device, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> Plan:
-        ignored, scale, output, gradient = others
+        ignored, scale, output, gradient, *measures = others
         targets = self.targets(scores, labels, weights, ignored)
         rows, factor = self.rows(device, scores), 1.0 if scale is None else scale
-        terms: tuple[float, ...] = (self.label_smoothing, self.lse_square_scale, self.softcap)
-        terms = terms if any(terms) else ()
+        numbers = self.label_smoothing, self.lse_square_scale, self.softcap
+        terms = Terms(*numbers, *measures)
         return cross_entropy.both(rows, scores, targets, factor, output, gradient, terms)
+
+
+class MeasuredCrossEntropyLossAndGrad(CrossEntropyLossAndGrad):
+    """Loss, gradient and more: z_loss of a row = lse_square_scale ln(sum of e^scores)^2.
+
+    As CrossEntropyLossAndGrad, in the same pass over the scores: z_loss, with the rows' weights and
+    reduced, is the part of the output that lse_square_scale adds. predicted is the first class with
+    the largest score, -1 in rows that are ignored and where softmax is NaN: the accuracy is the
+    share of rows that have it as their label. There are 2^24 classes at most.
+
+    Memory: a workspace of 8 bytes a row (16 for float64) and at most 2 KiB.
+
+    Source: ONNX SoftmaxCrossEntropyLoss-13 and its gradient; Liger-Kernel, return_z_loss,
+    return_token_accuracy and return_predicted_tokens of liger_cross_entropy.
+    """
+
+    outputs = (
+        *CrossEntropyLossAndGrad.outputs,
+        Output("z_loss", "TOut", shape=LOSS_SHAPE),
+        Output("predicted", "int64", shape="shape of labels"),
+    )
+
+    def infer(
+        self, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
+    ) -> tuple[Spec, ...]:
+        loss, gradient = super().infer(scores, labels, weights, *others)
+        self.check_classes(scores)
+        return loss, gradient, loss, Spec(labels.shape, INT64)
+
+
+class DenseCrossEntropyLossAndGrad(CrossEntropyOp):
+    """Loss against probabilities, and its gradients: loss of a row = -sum of share log_prob.
+
+    share = weights ((1 - label_smoothing) target + label_smoothing / C), of each class; log_prob is
+    that of softcap tanh(scores / softcap), where -infinity stays. lse_square_scale ln(sum of
+    e^scores)^2 is added, and row_weights multiply all of a row's loss. A share of 0 has no part in
+    the loss, whatever its log_prob is; a row of weight 0 has loss and gradients 0, whatever is in
+    it. The mean divides by the number of rows; without rows it is 0.
+
+    d_scores = (softmax sum(share) - share) loss_scale row_weights / N without the other terms, and
+    d_target = -weights (1 - label_smoothing) log_prob loss_scale row_weights / N, N the number of
+    rows for the mean, else 1. Either may be written over what it is the gradient of. Targets need
+    not sum to 1.
+
+    Memory: a workspace of 4 bytes a row (8 for float64) and at most 2 KiB.
+
+    Source: PyTorch, torch.nn.functional.cross_entropy against probabilities, and its gradient.
+    """
+
+    domain = "cupy_training_ops"
+    axis = 1
+    inputs = (
+        SCORES,
+        Input("target", "TTarget", shape="shape of scores", doc="of each row a distribution"),
+        Input("weights", "TW", optional=True, shape="shape (C,)"),
+        Input("row_weights", "TRow", optional=True, shape="shape (N, ...)"),
+        LOSS_SCALE,
+    )
+    outputs = (
+        Output("output", "TOut", shape=DENSE_LOSS_SHAPE),
+        Output("d_scores", "T", may_alias=("scores",), shape="shape of scores"),
+        Output("d_target", "TTarget", may_alias=("target",), shape="shape of scores"),
+    )
+    output_type = OUTPUT_TYPE
+    label_smoothing = SMOOTHING
+    lse_square_scale = SQUARE_SCALE
+    softcap = SOFTCAP
+    types: ClassVar[Types] = TypeRows(
+        "T TTarget TOut TRow TW",
+        "float64 float64 float64 float64 float64",
+        "float32 float32 float32 float32 float32",
+        "H H H float32 H",
+        "H H float32 float32 H",
+        "H H float32 float32 float32",
+        "H float32 float32 float32 H",
+        "H float32 float32 float32 float32",
+        H=HALVES,
+    )
+
+    def infer(
+        self,
+        scores: Spec,
+        target: Spec,
+        weights: Spec | None,
+        row_weights: Spec | None,
+        _: Any,
+    ) -> tuple[Spec, ...]:
+        if len(scores.shape) < 2:
+            refuse(self.name, "scores", SCORES.shape, f"shape {scores.shape}")
+        self.refuse_unlike("target", target, scores.shape, "scores")
+        rows = (scores.shape[0], *scores.shape[2:])
+        if weights is not None:
+            self.refuse_unlike("weights", weights, scores.shape[1:2], "the classes")
+        if row_weights is not None:
+            self.refuse_unlike("row_weights", row_weights, rows, "scores without classes")
+        if self.label_smoothing:
+            self.check_classes(scores)
+        loss = self.loss(rows, self.output_type or scores.dtype)
+        return loss, Spec(scores.shape, scores.dtype), Spec(scores.shape, target.dtype)
+
+    def plan(
+        self,
+        device: Device,
+        scores: Spec,
+        target: Spec,
+        weights: Spec | None,
+        row_weights: Spec | None,
+        scale: Any,
+        output: Spec | None,
+        gradient: Spec | None,
+        of_target: Spec | None,
+    ) -> Plan:
+        rows = replace(self.rows(device, scores), t_target=target.dtype)
+        classes = Targets(None, scores.shape[1], weights)
+        numbers = self.label_smoothing, self.lse_square_scale, self.softcap
+        return cross_entropy.both(
+            rows,
+            scores,
+            classes,
+            1.0 if scale is None else scale,
+            output,
+            gradient,
+            Terms(*numbers),
+            Probabilities(target, row_weights, of_target),
+        )
 
 
 OPS: dict[str, type[Op] | tuple[type[Op], ...]] = {
     "CrossEntropyLossAndGrad": CrossEntropyLossAndGrad,
+    "DenseCrossEntropyLossAndGrad": DenseCrossEntropyLossAndGrad,
+    "MeasuredCrossEntropyLossAndGrad": MeasuredCrossEntropyLossAndGrad,
     "SoftmaxCrossEntropy": SoftmaxCrossEntropy,
     "SoftmaxCrossEntropyGrad": SoftmaxCrossEntropyGrad,
     "SoftmaxCrossEntropyLoss": (SoftmaxCrossEntropyLoss12, SoftmaxCrossEntropyLoss13),

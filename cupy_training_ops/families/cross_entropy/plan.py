@@ -17,6 +17,7 @@ from ...rules.widening import computed_in
 from .facts import (
     N_SUMS,
     NBYTES_BESIDE_WIDER,
+    NBYTES_OF_SHARES,
     REGULARIZED_THREADS,
     SUM_THREADS,
     Rule,
@@ -46,6 +47,10 @@ REGULARIZED = Kernels(
     rows="cross_entropy__regularized_rows",
     columns="cross_entropy__regularized_columns",
 )
+SHARES = Kernels(
+    rows="cross_entropy__shares_rows",
+    columns="cross_entropy__shares_columns",
+)
 DENSE_LOSS = Kernels(
     rows="cross_entropy__dense_loss_rows",
     columns="cross_entropy__dense_loss_columns",
@@ -58,9 +63,12 @@ DENSE_GRADIENT = Kernels(
 
 @dataclass(frozen=True)
 class Targets:
-    """Labels with what says how they are read: weights of classes or rows, what is ignored."""
+    """Labels with what says how they are read: weights of classes or rows, what is ignored.
 
-    labels: Spec
+    Without labels there are weights of classes alone.
+    """
+
+    labels: Spec | None
     n_classes: int
     weights: Spec | None = None
     ignore_index: int | None = None
@@ -68,8 +76,8 @@ class Targets:
 
     @property
     def are_equal(self) -> bool:
-        """True if every row has weight 1."""
-        return self.weights is None and self.ignore_index is None
+        """True if every row has weight 1, as those without labels have."""
+        return self.labels is None or (self.weights is None and self.ignore_index is None)
 
     @property
     def args(self) -> tuple[object, ...]:
@@ -82,13 +90,43 @@ class Targets:
             ignore_index=ignore if may_occur else 0,
             weight_type=element_type(self.weights.dtype).onnx if self.weights else 0,
             ignores=may_occur,
-            wide_labels=self.labels.dtype == INT64,
+            wide_labels=self.labels is not None and self.labels.dtype == INT64,
             row_weights=self.row_weights,
         )
         return self.labels, self.weights, rule
 
 
 NO_TARGETS = None, None, np.zeros((), Rule.of().dtype)[()]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Label smoothing, z-loss and cap, and the arrays of numbers beside the loss."""
+
+    label_smoothing: float = 0.0
+    lse_square_scale: float = 0.0
+    softcap: float = 0.0
+    z_loss: Spec | None = None
+    predicted: Spec | None = None
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """Arguments of kernels."""
+        return self.label_smoothing, self.lse_square_scale, self.softcap
+
+    @property
+    def are_plain(self) -> bool:
+        """True if the plain kernels compute the loss."""
+        return not any(self.numbers) and self.z_loss is None and self.predicted is None
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """Probabilities of the classes, a factor of each row, and the gradient of the first."""
+
+    targets: Spec | None = None
+    row_weights: Spec | None = None
+    gradient: Spec | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +138,7 @@ class Rows:
     t: Dtype
     t_out: Dtype
     reduction: str
+    t_target: Dtype | None = None  # of probabilities, where it is not that of the scores
 
     @computed_once
     def scratch(self) -> plans.ScratchMemory:
@@ -144,15 +183,21 @@ class Rows:
         output: Spec | None,
         losses: plans.Scratch | None,
         targets: Targets | None = None,
+        *,
+        are_weighted: bool = False,
     ) -> plans.Launch | None:
-        """The sum of the rows' losses times their targets' weights, divided."""
+        """The sum of the rows' losses times their targets' weights, divided.
+
+        are_weighted: the losses have been multiplied by them.
+        """
         if losses is None:
             return None
         differ = targets is not None and self.differ(targets)
-        has_weights = targets is not None and (differ or targets.weights is not None)
-        weights = targets.args if targets is not None and has_weights else NO_TARGETS
+        weights: tuple[object, ...] = NO_TARGETS
+        if targets is not None and targets.labels is not None and (differ or targets.weights):
+            weights = targets.args
         n = 0.0 if differ else self.count()
-        args = (losses, self.lines.count, *weights, n, *self._sums, output)
+        args = (losses, self.lines.count, *weights, are_weighted, n, *self._sums, output)
         return self._over_rows("cross_entropy__total", args)
 
     def lines_launch(
@@ -160,16 +205,17 @@ class Rows:
         kernels: Kernels,
         args: tuple[object, ...],
         read: tuple[Spec | None, ...],
-        written: Spec | None,
+        written: tuple[Spec | None, ...],
         most_threads: int = MAX_THREADS,
         most_nbytes: int = HELD_NBYTES,
+        column_threads: int = MAX_THREADS,
         t_written: Dtype | None = None,
     ) -> plans.Launch | None:
         """The launch of the kernel that suits the lines; None where there is no line.
 
-        read, written: the arrays that have the lines. most_threads: of a line. most_nbytes: that a
-        thread holds of each line in registers. t_written: the type of what the kernel writes or
-        adds, by default that of the outputs.
+        read, written: the arrays that have the lines. most_threads, column_threads: of a row, and
+        of a block of columns. most_nbytes: that a thread holds of each line in registers.
+        t_written: the type of what the kernel writes or adds, by default that of the outputs.
         """
         if not self.lines.count:
             return None
@@ -177,9 +223,9 @@ class Rows:
         n_read = sum(spec is not None for spec in read)
         nbytes = min(self._register_nbytes, most_nbytes)
         registers = Registers(
-            nbytes, len(read), self.t.itemsize, width, n_read, max_threads=most_threads
+            nbytes, len(read), self.t.itemsize, width, n_read, most_threads, column_threads
         )
-        aligned = all(spec.aligned for spec in (*read, written) if spec is not None)
+        aligned = all(spec.aligned for spec in (*read, *written) if spec is not None)
         divided = division(self.lines, registers, aligned, kernels)
         return self._launch(divided.kernel, divided.config, (*args, *divided.args))
 
@@ -189,6 +235,8 @@ class Rows:
 
     def _launch(self, symbol: str, config: plans.Config, args: tuple[object, ...]) -> plans.Launch:
         binding = plans.slots(T=self.t, TOUT=self.t_out, NBYTES=self._register_nbytes)
+        if self.t_target not in (None, self.t):
+            binding |= plans.slots(TTARGET=self.t_target)
         return plans.Launch(symbol, config, args, binding)
 
     @property
@@ -203,7 +251,7 @@ def forward(
     losses = rows.losses(output)
     args = (scores, *targets.args, log_prob, *losses)
     most = ALONE_THREADS if log_prob is None and rows.lines.n_outer >= MANY_ROWS else MAX_THREADS
-    launch = rows.lines_launch(LOSS, args, (scores,), log_prob, most_threads=most)
+    launch = rows.lines_launch(LOSS, args, (scores,), (log_prob,), most_threads=most)
     return rows.plan(launch, rows.total(output, losses[1], targets))
 
 
@@ -215,7 +263,7 @@ def backward(
     args = (dy, rows.reduction == "none", log_prob, *targets.args, *divisor, bias, gradient)
     # A thread holds fewer log-probabilities in registers beside a bias of a wider type.
     most = NBYTES_BESIDE_WIDER if rows.t_out.itemsize > rows.t.itemsize else HELD_NBYTES
-    launch = rows.lines_launch(GRADIENT, args, (log_prob, bias), gradient, most_nbytes=most)
+    launch = rows.lines_launch(GRADIENT, args, (log_prob, bias), (gradient,), most_nbytes=most)
     return rows.plan(divides, launch)
 
 
@@ -226,22 +274,43 @@ def both(
     scale: Spec | Changing | float,
     output: Spec | None,
     gradient: Spec | None,
-    terms: tuple[float, ...],
+    terms: Terms,
+    probabilities: Probabilities | None = None,
 ) -> plans.Plan:
-    """Loss and gradient of the scores; terms: label smoothing, z-loss, cap, or nothing."""
+    """Loss and gradient of the scores; without labels, against probabilities."""
     divides, divisor = rows.divisor(targets)
-    losses = rows.losses(output)
-    kernels = REGULARIZED if terms else LOSS_AND_GRADIENT
-    args = (scores, *targets.args, gradient, *losses, scale, *divisor, *terms)
+    losses, squares = rows.losses(output), rows.losses(terms.z_loss)
+    args = (scores, *targets.args, gradient, *losses, scale, *divisor)
+    read: tuple[Spec | None, ...] = (scores,)
+    written: tuple[Spec | None, ...] = (gradient,)
+    kernels, t_widest = LOSS_AND_GRADIENT, scores.dtype
+    smooths_weights = terms.label_smoothing != 0 and targets.weights is not None
+    has_shares = probabilities is not None or smooths_weights
+    if has_shares or not terms.are_plain:
+        kernels = REGULARIZED
+        args = (*args, *terms.numbers, *squares, terms.predicted)
+    if has_shares:
+        others = probabilities or Probabilities()
+        kernels, read = SHARES, (scores, others.targets)
+        written = (gradient, others.gradient)
+        args = (*args, others.targets, others.row_weights, others.gradient)
+        t_widest = max(scores.dtype, rows.t_target or scores.dtype, key=lambda t: t.itemsize)
+    most_threads = MAX_THREADS if kernels is LOSS_AND_GRADIENT else REGULARIZED_THREADS
     launch = rows.lines_launch(
         kernels,
         args,
-        (scores,),
-        gradient,
-        most_threads=REGULARIZED_THREADS if terms else MAX_THREADS,
-        t_written=scores.dtype,
+        read,
+        written,
+        most_threads=most_threads,
+        column_threads=most_threads,
+        most_nbytes=NBYTES_OF_SHARES if has_shares else HELD_NBYTES,
+        t_written=t_widest,
     )
-    return rows.plan(divides, launch, rows.total(output, losses[1], targets))
+    totals = [
+        rows.total(of_all, of_rows, targets, are_weighted=has_shares)
+        for of_all, of_rows in ((output, losses[1]), (terms.z_loss, squares[1]))
+    ]
+    return rows.plan(divides, launch, *totals)
 
 
 def dense_forward(
@@ -250,7 +319,7 @@ def dense_forward(
     """Loss and log-probabilities, where targets are distributions."""
     losses = rows.losses(output)
     args = (scores, target, log_prob, *losses)
-    launch = rows.lines_launch(DENSE_LOSS, args, (scores, target), log_prob)
+    launch = rows.lines_launch(DENSE_LOSS, args, (scores, target), (log_prob,))
     return rows.plan(launch, rows.total(output, losses[1]))
 
 
@@ -259,4 +328,4 @@ def dense_backward(
 ) -> plans.Plan:
     """Gradient of the scores from that of the loss, where targets are distributions."""
     args = (dy, rows.reduction == "none", log_prob, target, rows.count(), gradient)
-    return rows.plan(rows.lines_launch(DENSE_GRADIENT, args, (log_prob, target), gradient))
+    return rows.plan(rows.lines_launch(DENSE_GRADIENT, args, (log_prob, target), (gradient,)))

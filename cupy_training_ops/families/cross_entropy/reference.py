@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -181,10 +182,107 @@ def cross_entropy_loss_and_grad(
     scale = 1.0 if loss_scale is None else float(np.ravel(loss_scale)[0])
     slope = np.full(labels.shape if reduction == "none" else (), scale)
     out = output_type or scores.dtype
-    if label_smoothing or lse_square_scale or softcap:
-        terms = label_smoothing, lse_square_scale, softcap
-        return rows.regularized(slope, scores, reduction, out, *terms)
-    return rows.loss_and_gradient(slope, scores, 1, reduction, out)
+    terms = label_smoothing, lse_square_scale, softcap
+    if not any(terms):
+        return rows.loss_and_gradient(slope, scores, 1, reduction, out)
+    smoothed = weights if label_smoothing else None
+    loss, gradient, _, _ = rows.regularized(slope, scores, smoothed, reduction, out, *terms)
+    return loss, gradient
+
+
+@quiet
+def measured_cross_entropy_loss_and_grad(
+    scores: HostArray,
+    labels: HostArray,
+    weights: HostArray | None = None,
+    ignore_index: int | None = None,
+    loss_scale: HostArray | float | None = None,
+    *,
+    reduction: str,
+    output_type: Dtype | None,
+    check: bool,  # noqa: ARG001
+    label_smoothing: float,
+    lse_square_scale: float,
+    softcap: float,
+) -> tuple[HostArray, ...]:
+    rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
+    scale = 1.0 if loss_scale is None else float(np.ravel(loss_scale)[0])
+    slope = np.full(labels.shape if reduction == "none" else (), scale)
+    terms = label_smoothing, lse_square_scale, softcap
+    smoothed = weights if label_smoothing else None
+    return rows.regularized(slope, scores, smoothed, reduction, output_type or scores.dtype, *terms)
+
+
+@quiet
+def dense_cross_entropy_loss_and_grad(
+    scores: HostArray,
+    target: HostArray,
+    weights: HostArray | None = None,
+    row_weights: HostArray | None = None,
+    loss_scale: HostArray | float | None = None,
+    *,
+    reduction: str,
+    output_type: Dtype | None,
+    label_smoothing: float,
+    lse_square_scale: float,
+    softcap: float,
+) -> tuple[HostArray, ...]:
+    flat, n_classes = _flat(scores), max(scores.shape[1], 1)
+    each = np.ones((1, 1, 1)) if weights is None else _wide(weights).reshape(1, -1, 1)
+    shares = each * ((1 - label_smoothing) * _flat(target) + label_smoothing / n_classes)
+    line = _CappedLines(flat, softcap)
+    losses, squares, gradient = line.against(shares, lse_square_scale)
+    rows = (scores.shape[0], *scores.shape[2:])
+    factors = np.ones(rows) if row_weights is None else _wide(row_weights)
+    losses = np.where(
+        factors == 0, 0, factors * in_range(losses + squares, scores.dtype).reshape(rows)
+    )
+    divisor = max(losses.size, 1) if reduction == "mean" else 1
+    scale = 1.0 if loss_scale is None else float(np.ravel(loss_scale)[0])
+    slopes = (factors * scale / divisor).reshape(line.lse.shape)
+    skips = factors.reshape(line.lse.shape) == 0
+    of_log = np.broadcast_to(-(1 - label_smoothing) * each, flat.shape)
+    of_target = np.where(of_log == 0, 0, of_log * line.log_prob * slopes)
+    gradients = (np.where(skips, 0, x) for x in (gradient * slopes, of_target))
+    of_scores, of_target = (x.reshape(scores.shape) for x in gradients)
+    loss = losses if reduction == "none" else np.asarray(losses.sum() / divisor)
+    out = output_type or scores.dtype
+    return cast(loss, out), cast(of_scores, scores.dtype), cast(of_target, target.dtype)
+
+
+def _flat(x: HostArray) -> HostArray:
+    """(N, C, ...) in float64 as (N, C, M)."""
+    return _wide(x).reshape((*x.shape[:2], math.prod(x.shape[2:])))
+
+
+class _CappedLines:
+    """Lines (N, C, M) of capped scores in float64: their log-probabilities, and losses of them."""
+
+    def __init__(self, scores: HostArray, softcap: float) -> None:
+        self.scores, self.cap_slope = scores, np.ones(())
+        if softcap:
+            is_masked = np.isneginf(scores)
+            relative = np.tanh(scores / softcap)
+            self.scores = np.where(is_masked, -np.inf, softcap * relative)
+            self.cap_slope = np.where(is_masked, 0, (1 - relative) * (1 + relative))
+        largest = self.scores.max(1, keepdims=True, initial=-np.inf)
+        self.lse = largest + np.log(np.exp(self.scores - largest).sum(1, keepdims=True))
+        self.log_prob = self.scores - self.lse
+
+    def against(self, shares: HostArray, square: Any) -> tuple[HostArray, HostArray, HostArray]:
+        """Return losses against shares, square lse^2, and the gradient of the sum of both."""
+        losses = -np.where(shares == 0, 0, shares * self.log_prob).sum(1, keepdims=True)
+        squares = np.where(square == 0, 0, square * self.lse**2)
+        growth = shares.sum(1, keepdims=True) + np.where(square == 0, 0, 2 * square * self.lse)
+        gradient = (np.exp(self.log_prob) * growth - shares) * self.cap_slope
+        return losses, squares, gradient
+
+    def predicted(self) -> HostArray:
+        """Return the first class with the largest score, -1 where softmax is NaN."""
+        if not self.scores.shape[1]:
+            return np.full(self.lse.shape, -1)
+        is_number = ~np.isnan(self.lse)
+        return np.where(is_number, self.scores.argmax(1, keepdims=True), -1)
 
 
 class _Rows:
@@ -280,40 +378,36 @@ class _Rows:
         self,
         dy: HostArray,
         scores: HostArray,
+        class_weights: HostArray | None,
         reduction: str,
         out: Dtype,
         label_smoothing: float,
         lse_square_scale: float,
         softcap: float,
-    ) -> _Pair:
-        """Loss and gradient in float64, with smoothed labels, a z-loss, and capped scores."""
-        shape = (
-            scores.shape if scores.ndim == 2 else (*scores.shape[:2], math.prod(scores.shape[2:]))
-        )
-        capped, cap_slope = _wide(scores).reshape(shape), np.ones(())
-        if softcap:
-            is_masked = np.isneginf(capped)
-            relative = np.tanh(capped / softcap)
-            capped = np.where(is_masked, -np.inf, softcap * relative)
-            cap_slope = np.where(is_masked, 0, (1 - relative) * (1 + relative))
-        n_classes = max(scores.shape[1], 1)
-        largest = capped.max(1, keepdims=True, initial=-np.inf)
-        lse = largest + np.log(np.exp(capped - largest).sum(1, keepdims=True))
-        log_prob, classes = capped - lse, self.classes.reshape(lse.shape)
-        own = (1 - label_smoothing) * _pick(log_prob, classes)
-        if label_smoothing:
-            own = own + label_smoothing * log_prob.sum(1, keepdims=True) / n_classes
-        growth = 1.0
-        if lse_square_scale:
-            own = own - lse_square_scale * lse**2
-            growth = 1 + 2 * lse_square_scale * lse
-        gradient = np.exp(log_prob) * growth - label_smoothing / n_classes
+    ) -> tuple[HostArray, ...]:
+        """Loss, gradient, z-loss and predicted classes, in float64.
+
+        class_weights: with which labels are smoothed; they are then in the shares of classes.
+        """
+        line, n_classes = _CappedLines(_flat(scores), softcap), max(scores.shape[1], 1)
+        shares = np.full(line.scores.shape, label_smoothing / n_classes)
+        classes, shape = self.classes.reshape(line.lse.shape), self.weights.shape
         if scores.shape[1]:
-            gradient[_places(classes)] -= 1 - label_smoothing
-        gradient *= cap_slope
-        self._scaled(gradient, self._scale(dy, reduction), slice(None))
+            shares[_places(classes)] += 1 - label_smoothing
+        of_row, square = self.weights, np.full(line.lse.shape, lse_square_scale)
+        if class_weights is not None:
+            shares *= _wide(class_weights).reshape(1, -1, 1)
+            square = square * self.weights.reshape(line.lse.shape)
+            of_row = np.where(self.known | self.outside, 1.0, 0.0)
+        losses, squares, gradient = line.against(shares, square)
+        self._scaled(gradient, self._scale(dy, reduction, of_row), slice(None))
         gradient = cast(gradient.reshape(scores.shape), scores.dtype)
-        return self._loss([own], scores.dtype, reduction, out), gradient
+        loss, z_loss = (
+            self._reduced(in_range(x.reshape(shape), scores.dtype), reduction, out, of_row)
+            for x in (losses + squares, squares)
+        )
+        is_ignored = ~self.known & ~self.outside
+        return loss, gradient, z_loss, np.where(is_ignored, -1, line.predicted().reshape(shape))
 
     def _lines(
         self, axis: int, *arrays: HostArray
@@ -330,15 +424,22 @@ class _Rows:
         """The loss of rows whose labels have these logarithms."""
         logs = np.concatenate([each.ravel() for each in own]) if own else np.zeros(0)
         losses = in_range(-_wide(logs.reshape(self.weights.shape)), dtype)
-        losses = np.where(self.weights == 0, 0, self.weights * losses)
+        return self._reduced(losses, reduction, out, self.weights)
+
+    def _reduced(
+        self, losses: HostArray, reduction: str, out: Dtype, of_row: HostArray
+    ) -> HostArray:
+        """Reduce losses of rows times `of_row`."""
+        losses = np.where(of_row == 0, 0, of_row * losses)
         losses = np.where(self.outside, np.nan, losses)
         return cast(_reduce(losses, self.weights, reduction), out)
 
-    def _scale(self, dy: HostArray, reduction: str) -> HostArray:
-        """Factors of the gradients of rows: one number if it is the same for all."""
+    def _scale(self, dy: HostArray, reduction: str, of_row: HostArray | None = None) -> HostArray:
+        """Factors of the gradients of rows, weights by default: one number if all are the same."""
+        of_row = self.weights if of_row is None else of_row
         divisor = self.weights.sum() if reduction == "mean" else 1.0
-        scale = _slope(dy, self.weights.shape, reduction) * self.weights / divisor
-        zero = (self.weights == 0) | (divisor == 0)
+        scale = _slope(dy, self.weights.shape, reduction) * of_row / divisor
+        zero = (of_row == 0) | (divisor == 0)
         if not (zero | self.outside).any() and (scale.ravel() == scale.ravel()[:1]).all():
             return scale.ravel()[:1]  # a number is faster than one for each line
         self.special = (zero | self.outside).reshape(-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,8 +66,11 @@ class Form:
     has_ignore: bool = True
 
 
+BOTH = "CrossEntropyLossAndGrad", "MeasuredCrossEntropyLossAndGrad"
 FORMS = (
     Form("CrossEntropyLossAndGrad", ignore_input=True),
+    Form("DenseCrossEntropyLossAndGrad", dense=True),
+    Form("MeasuredCrossEntropyLossAndGrad", ignore_input=True),
     Form("SoftmaxCrossEntropy", classes_last=True, dense=True),
     Form("SoftmaxCrossEntropyGrad", classes_last=True, dense=True, gradient=True),
     Form("SoftmaxCrossEntropyLoss"),
@@ -99,6 +102,7 @@ class Call:
     bias: bool = False
     special: bool = False
     terms: tuple[tuple[str, float], ...] = ()
+    t_target: Any = None  # of probabilities beside their gradients
 
     @property
     def scores_shape(self) -> Shape:
@@ -125,16 +129,27 @@ class Call:
         if self.special:
             self._make_special(rng, scores)
         first = self._first(rng, scores)
+        if self.form.name == "DenseCrossEntropyLossAndGrad":
+            return self._dense_inputs(rng, scores)
         if self.form.dense:
             return *first, self._distribution(rng)
         inputs = [*first, self._labels(rng), self._weights(rng)]
         if self.form.ignore_input:
             inputs.append(self.ignore)
-        if self.form.name == "CrossEntropyLossAndGrad":
+        if self.form.name in BOTH:
             inputs.append(np.array([64.0], np.float32) if self.weighted else None)
         if self.form.name.endswith("InternalGrad") and self.bias:
             inputs.append(logits(rng, self.scores_shape, self.t_out or self.t))
         return tuple(inputs)
+
+    def _dense_inputs(self, rng: Generator, scores: Any) -> tuple[Any, ...]:
+        """Scores, probabilities, weights of classes and rows (some 0), and a scale."""
+        target = self._distribution(rng, self.t_target or self.t)
+        if not self.weighted:
+            return scores, target, None, None, None
+        of_rows = rng.uniform(0, 2, self.rows).astype(FLOAT64 if self.t == FLOAT64 else FLOAT32)
+        of_rows.reshape(-1)[::3] = 0
+        return scores, target, self._weights(rng), of_rows, np.array([64.0], np.float32)
 
     def _first(self, rng: Generator, scores: Any) -> tuple[Any, ...]:
         """Scores; or the gradient of the loss and log-probabilities."""
@@ -176,11 +191,11 @@ class Call:
         use_out = self.t_out is not None and self.reduction == "sum"
         return weights.astype(self.t_out if use_out else self.t)
 
-    def _distribution(self, rng: Generator) -> Any:
+    def _distribution(self, rng: Generator, dtype: Any = None) -> Any:
         """Rows that sum to 1, with some zeros."""
         target = rng.uniform(0, 1, self.scores_shape) * (rng.random(self.scores_shape) < 0.5)
-        total = target.sum(-1, keepdims=True)
-        return (target / np.where(total == 0, 1, total)).astype(self.t)
+        total = target.sum(-1 if self.form.classes_last else 1, keepdims=True)
+        return (target / np.where(total == 0, 1, total)).astype(dtype or self.t)
 
 
 def _sample(label: str, call: Call, offset: int = 0) -> Sample:
@@ -201,10 +216,12 @@ def _samples(form: Form, number: int) -> Iterator[Sample]:
         yield _sample("ordinary", Call(form, (16, 64), t, reduction=REDUCTIONS[i % 3]))
     if not form.dense:
         yield from _special_samples(form)
-    if "Internal" in form.name or form.name == "CrossEntropyLossAndGrad":
+    if "Internal" in form.name or form.name in BOTH:
         yield from _typed_samples(form)
-    if form.name == "CrossEntropyLossAndGrad":
+    if form.name in BOTH:
         yield from _regularized_samples(form)
+    if form.name == "DenseCrossEntropyLossAndGrad":
+        yield from _probability_samples(form)
 
 
 def _special_samples(form: Form) -> Iterator[Sample]:
@@ -232,13 +249,31 @@ def _regularized_samples(form: Form) -> Iterator[Sample]:
             if (i + j) % 3:
                 continue
             t, t_out = TYPES[(i + j) % len(TYPES)]
-            weighted = "label_smoothing" not in terms and bool(j % 2)
+            weighted = bool(j % 2)
             reduction, named = REDUCTIONS[(i + j // 3) % 3], tuple(terms.items())
             call = Call(form, shape, t, t_out, INT64, reduction, weighted, ignore, terms=named)
             yield _sample(f"regularized-{i}-{label}", call, offset)
         named = tuple(terms.items())
         special = Call(form, (11, 67), reduction="none", ignore=3, special=True, terms=named)
         yield _sample(f"regularized-{i}-special", special)
+
+
+def _probability_samples(form: Form) -> Iterator[Sample]:
+    """Probabilities of either type, smoothed, with a z-loss and caps."""
+    types = (
+        *((t, t, t) for t in FLOATS),
+        *((t, t, FLOAT32) for t in (FLOAT16, BFLOAT16)),
+        *((t, FLOAT32, FLOAT32) for t in (FLOAT16, BFLOAT16)),
+    )
+    for i, terms in enumerate(TERMS):
+        for j, (label, shape, _, offset) in enumerate(CALLS):
+            if (i + j) % 3:
+                continue
+            t, t_target, t_out = types[(2 * i + j) % len(types)]
+            reduction, named = REDUCTIONS[(i + j // 3) % 3], tuple(terms.items())
+            call = Call(form, shape, t, t_out, reduction=reduction, weighted=bool(j % 2))
+            call = replace(call, terms=named, t_target=t_target)
+            yield _sample(f"probabilities-{i}-{label}", call, offset)
 
 
 SAMPLES = {form.name: tuple(_samples(form, i)) for i, form in enumerate(FORMS)}

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...dtypes import HostArray
+from ...dtypes import FLOAT32, HostArray
 from ...errors import ArgumentError, shown
 from ..standard.resampling import ROUND, TRANSFORMATIONS, positions, weigh, within
-from .rules import Site, Term, gradient
+from ..standard.table import HALVES
+from .rules import INT64, Site, Term, gradient
 
 PLAIN = {  # the values of attributes that have a gradient here
     "coordinate_transformation_mode": TRANSFORMATIONS,
@@ -23,11 +24,17 @@ PLAIN = {  # the values of attributes that have a gradient here
     "mode": ("nearest", "linear", "cubic"),
 }
 
+SHAPING = ("axes", "keep_aspect_ratio_policy")  # attributes of what has all axes
+
 
 class _Axis(NamedTuple):
-    """An axis that is resized: from n pixels to m; None where the model does not say them."""
+    """An axis that is resized: from n pixels to m; None where the model does not say them.
+
+    order: its scale among all.
+    """
 
     place: int
+    order: int
     n: int | None
     m: int | None
     scale: float | None
@@ -35,7 +42,8 @@ class _Axis(NamedTuple):
 
 @gradient("Resize")
 def resize(site: Site) -> Sequence[Term | None]:
-    """Gradient by one node (linear, of planes), by sums (repeated pixels), or by indices."""
+    """Gradient by one node (linear, of planes), by sums (repeated pixels), by indices, or where
+    extents or scales are not known by products with what a unit matrix is resized to."""
     for name, values in PLAIN.items():
         value = site.attribute(name, values[0])
         if name in site.node.attributes and value not in values:
@@ -54,12 +62,10 @@ def resize(site: Site) -> Sequence[Term | None]:
 
 def _axes(site: Site) -> Iterator[_Axis]:
     """The axes along which something changes, as far as is known."""
-    x, _, scales, sizes = (*site.inputs, None, None, None)[:4]
-    rank = site.rank(x)
-    chosen = [axis % rank for axis in site.attribute("axes", None) or range(rank)]
+    x, scales, sizes = _ends(site)
     has_sizes = sizes is not None
     factors = None if has_sizes else site.value(scales)
-    for i, axis in enumerate(chosen):
+    for i, axis in enumerate(_chosen(site)):
         n, m = (site.extent(each, axis) for each in (x, site.outputs[0]))
         if n == m and n is not None and (has_sizes or (factors is not None and factors[i] == 1)):
             continue
@@ -71,7 +77,24 @@ def _axes(site: Site) -> Iterator[_Axis]:
             m = int(np.floor(n * np.float32(scale)))
         if has_sizes and n is not None and m is not None:
             scale = m / max(n, 1)
-        yield _Axis(axis, n, m, scale)
+        yield _Axis(axis, i, n, m, scale)
+
+
+def _chosen(site: Site) -> list[int]:
+    """The axes that scales or sizes stand for."""
+    rank = site.rank(site.inputs[0])
+    return [axis % rank for axis in site.attribute("axes", None) or range(rank)]
+
+
+def _ends(site: Site) -> tuple[Term, Term | None, Term | None]:
+    """X, scales and sizes, of which one is None; before opset 13 it was an empty array."""
+    x, _, scales, sizes = (*site.inputs, None, None, None)[:4]
+    known = site.value(sizes)
+    if sizes is None or (known is not None and not known.size):
+        if scales is None:
+            raise ArgumentError("its gradient needs scales or sizes")
+        return x, scales, None
+    return x, None, sizes
 
 
 def _is_bilinear(site: Site, axes: Sequence[_Axis]) -> bool:
@@ -88,10 +111,16 @@ def _is_bilinear(site: Site, axes: Sequence[_Axis]) -> bool:
 
 
 def _by_one_node(site: Site) -> Term:
-    x, _, scales, sizes = (*site.inputs, None, None, None)[:4]
+    x, scales, _ = _ends(site)
     mode = site.attribute("coordinate_transformation_mode", "half_pixel").removeprefix("pytorch_")
-    factors = None if sizes or site.attribute("axes", None) else scales
-    operands = (site.dy, x, *([None, factors] if factors else []))
+    if scales is not None and site.attribute("axes", None):
+        chosen, one = _chosen(site), site.constant(np.ones(1, np.float32))
+        factors = (
+            site.op("Gather", scales, site.ints(chosen.index(axis))) if axis in chosen else one
+            for axis in range(4)
+        )
+        scales = site.op("Concat", *factors, axis=0, like=scales)
+    operands = (site.dy, x, *([None, scales] if scales else []))
     return site.own("ResizeGrad", *operands, mode="linear", coordinate_transformation_mode=mode)
 
 
@@ -133,12 +162,9 @@ def _sum_repeats(site: Site, times: dict[int, int]) -> Term:
 
 def _add_taps(site: Site, dy: Term, axis: _Axis) -> Term:
     """dx[pixel[o]] += weight[o] dy[o] along an axis, for each tap."""
-    place, n, m, scale = axis
+    place, _, n, m, scale = axis
     if n is None or m is None or scale is None:
-        raise ArgumentError(
-            f"its gradient needs the extents of x and y along axis {place} and constant scales: "
-            "else it is known for nearest pixels that are repeated, and for linear ones of planes"
-        )
+        return _add_unknown_taps(site, dy, axis)
     mode = site.attribute("mode", "nearest")
     if mode == "nearest":
         return site.add_along(dy, site.constant(_pixels(site, n, m, scale)), place, site.ints(n))
@@ -157,3 +183,43 @@ def _pixels(site: Site, n: int, m: int, scale: float) -> HostArray:
     """The nearest pixel of each output."""
     s = positions(n, m, scale, site.attribute("coordinate_transformation_mode", "half_pixel"))
     return within(ROUND[site.attribute("nearest_mode", "round_prefer_floor")](s), n)
+
+
+# ---- extents that are known as the graph runs ----------------------------------------------------
+
+
+def _add_unknown_taps(site: Site, dy: Term, axis: _Axis) -> Term:
+    """dx = W^T dy along an axis, where W is the unit matrix with resized columns; of nearest pixels
+    by their numbers, which are resized."""
+    place, n = axis.place, site.dims((site.inputs[0], axis.place))
+    if site.attribute("mode", "nearest") == "nearest":
+        count = site.op("Squeeze", n, site.ints(0))
+        pixels = site.cast(site.count_up(count), np.dtype(np.int32))
+        return site.add_along(dy, site.cast(_resized(site, pixels, axis), INT64), place, n)
+    dtype = FLOAT32 if site.dtype(dy) in HALVES else site.dtype(dy)
+    square = site.op("Concat", n, n, axis=0)
+    zeros = site.op("ConstantOfShape", square, value=np.zeros(1, dtype), dtype=dtype)
+    weights = _resized(site, site.op("EyeLike", zeros), axis, n)
+    rank = site.rank(site.inputs[0])
+    perm = [*(i for i in range(rank) if i != place), place]
+    rows = site.op("Transpose", site.cast(dy, dtype), perm=tuple(perm))
+    sums = site.op("MatMul", rows, weights)
+    back = site.op("Transpose", sums, perm=tuple(map(int, np.argsort(perm))))
+    return site.cast(back, site.dtype(dy))
+
+
+def _resized(site: Site, x: Term, axis: _Axis, columns: Term | None = None) -> Term:
+    """A list, or a matrix of so many columns, resized along its first axis as the node's x is along
+    one of its own."""
+    _, scales, _ = _ends(site)
+    if scales is None:
+        ends, same = site.dims((site.outputs[0], axis.place)), columns
+    else:
+        ends = site.op("Gather", scales, site.ints(axis.order))
+        same = site.constant(np.ones(1, np.float32))
+    if columns is not None:
+        ends = site.op("Concat", ends, same, axis=0)
+    roi, others = (*site.inputs[1:], None, None)[:2]
+    operands = (ends,) if scales is not None else (others, ends)
+    options = {k: v for k, v in site.node.attributes.items() if k not in SHAPING}
+    return site.op("Resize", x, roi, *operands, like=x, **options)

@@ -16,11 +16,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...dtypes import FLOAT32, FLOAT64
-from ...errors import ArgumentError
+from ...dtypes import FLOAT32, FLOAT64, Dtype
 from .rules import INT64, Site, Term, gradient
 
 CUBIC = -0.75
+
+
+class _Extent(NamedTuple):
+    """Pixels of an axis: a number, or values of the type that is computed in, and of int64."""
+
+    length: int | Term
+    whole: int | Term
 
 
 class _Tap(NamedTuple):
@@ -37,22 +43,24 @@ class _Tap(NamedTuple):
 def grid_sample(site: Site) -> Sequence[Term | None]:
     """Sums over all taps; the places of each image are one list, its pixels another."""
     x, grid = site.inputs
-    extents = [site.extent(x, axis) for axis in range(2, site.rank(x))]
-    shape = [n for n in extents if isinstance(n, int)]
-    if len(shape) < len(extents):
-        raise ArgumentError("its gradient needs the extents of X's images")
-    rank, exact = len(shape), FLOAT64 if FLOAT64 in map(site.dtype, (x, grid)) else FLOAT32
-    n = site.op("ReduceProd", site.op("Shape", grid, start=1, end=-1, dtype=INT64), keepdims=1)
+    exact = FLOAT64 if FLOAT64 in map(site.dtype, (x, grid)) else FLOAT32
+    shape = [_extent(site, x, axis, exact) for axis in range(2, site.rank(x))]
+    rank = len(shape)
+    n, pixels = (
+        site.op("ReduceProd", site.op("Shape", each, **ends, dtype=INT64), keepdims=1)
+        for each, ends in ((grid, {"start": 1, "end": -1}), (x, {"start": 2}))
+    )
     flat = site.op("Concat", site.dims((grid, 0)), n, site.ints(rank), axis=0)
     places = site.cast(site.op("Reshape", grid, flat, allowzero=1), exact)
-    rows = _pixels_first(site, x, site.ints(int(np.prod(shape))), exact)
+    rows = _pixels_first(site, x, pixels, exact)
     dy = _pixels_first(site, site.dy, n, exact)
-    scales = [m - 1 if site.attribute("align_corners", 0) else m for m in shape]
+    of_ends = bool(site.attribute("align_corners", 0))
+    scales = [m.length - 1 if of_ends else m.length for m in shape]
     axes = []
     for axis, (m, scale) in enumerate(zip(shape, scales, strict=True)):
         place = site.constant(np.array(rank - 1 - axis, INT64))
         s = (site.op("Gather", places, place, axis=2) + 1) * (scale / 2)
-        axes.append(_taps(site, s if scale < m else s - 0.5, m))
+        axes.append(_taps(site, s if of_ends else s - 0.5, m.length))
     dx: list[Term] = []
     slopes: list[list[Term]] = [[] for _ in shape]
     for taps in itertools.product(*axes):
@@ -60,8 +68,8 @@ def grid_sample(site: Site) -> Sequence[Term | None]:
         weights, inside = [tap.weight for tap in taps], [tap.is_inside for tap in taps]
         if site.wanted[0]:
             part = _times(site, dy, [*weights, *inside])
-            pixels = site.op("Shape", rows, dtype=INT64)
-            dx.append(site.own("GatherNDGrad", pixels, index, part, batch_dims=1, like=dy))
+            whole = site.op("Shape", rows, dtype=INT64)
+            dx.append(site.own("GatherNDGrad", whole, index, part, batch_dims=1, like=dy))
         if site.wanted[1]:
             near = dy * site.op("GatherND", rows, index, batch_dims=1)
             for axis, tap in enumerate(taps):
@@ -84,10 +92,18 @@ def _times(site: Site, x: Term, factors: Sequence[Term | None]) -> Term:
     return x * site.op("Unsqueeze", reduce(mul, own), site.ints(2)) if own else x
 
 
-def _flat_index(shape: Sequence[int], taps: Sequence[_Tap]) -> Term:
+def _extent(site: Site, x: Term, axis: int, dtype: Dtype) -> _Extent:
+    n = site.extent(x, axis)
+    if isinstance(n, int):
+        return _Extent(n, n)
+    count = site.op("Squeeze", site.dims((x, axis)), site.ints(0))
+    return _Extent(site.cast(count, dtype), count)
+
+
+def _flat_index(shape: Sequence[_Extent], taps: Sequence[_Tap]) -> Term:
     index = taps[0].pixel
     for n, tap in zip(shape[1:], taps[1:], strict=True):
-        index = index * n + tap.pixel
+        index = index * n.whole + tap.pixel
     return index
 
 
@@ -99,7 +115,7 @@ def _in_images(site: Site, parts: Sequence[Term], x: Term) -> Term | None:
 
 
 def _in_grid(
-    site: Site, slopes: Sequence[Sequence[Term]], scales: Sequence[int], grid: Term
+    site: Site, slopes: Sequence[Sequence[Term]], scales: Sequence[int | Term], grid: Term
 ) -> Term | None:
     """The last axis of a grid says the last axis of an image first."""
     if not all(slopes):
@@ -115,7 +131,7 @@ def _in_grid(
 # ---- taps of an axis -----------------------------------------------------------------------------
 
 
-def _taps(site: Site, s: Term, n: int) -> list[_Tap]:
+def _taps(site: Site, s: Term, n: int | Term) -> list[_Tap]:
     """The pixels around places of an axis of n."""
     mode = site.attribute("mode", "linear").removeprefix("bi")
     if mode == "nearest":
@@ -139,19 +155,24 @@ def _taps(site: Site, s: Term, n: int) -> list[_Tap]:
 
 
 def _tap(
-    site: Site, pixel: Term, n: int, weight: Term | None = None, slope: Term | None = None
+    site: Site,
+    pixel: Term,
+    n: int | Term,
+    weight: Term | None = None,
+    slope: Term | None = None,
 ) -> _Tap:
     """A tap at a pixel, or where the padding has it."""
     padding = site.attribute("padding_mode", "zeros")
-    first, last = site.number(0, pixel), site.number(n - 1, pixel)
-    if padding != "reflection" or n == 1:
-        index = site.op("Min", site.op("Max", pixel, first), last)
+    if padding != "reflection":
+        index = site.op("Min", site.op("Max", pixel, pixel.beside(0)), pixel.beside(n - 1))
         tap = _Tap(site.cast(index, INT64), weight, slope, None)
         if padding != "zeros":
             return tap
         is_inside = site.compare("Equal", pixel, index)
         return tap._replace(is_inside=site.cast(is_inside, site.dtype(pixel)))
-    period = 2 * n - 2 if site.attribute("align_corners", 0) else 2 * n
+    last, period = 2 * n - 1, 2 * n
+    if site.attribute("align_corners", 0):  # a single pixel repeats after one
+        last, period = 2 * n - 2, site.op("Max", pixel.beside(2 * n - 2), pixel.beside(1))
     around = pixel - site.op("Floor", pixel / period) * period
-    back = (2 * n - 2 if period < 2 * n else 2 * n - 1) - around
+    back = last - around
     return _Tap(site.cast(site.op("Min", around, back), INT64), weight, slope, None)

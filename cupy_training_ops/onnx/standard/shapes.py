@@ -479,6 +479,8 @@ def resize(
     outside = np.zeros((1,) * x.ndim, bool)
     for axis, m, scale, (start, end) in zip(chosen, new, factors, parts, strict=True):
         n = x.shape[axis]
+        if m and not n:
+            raise ArgumentError(f"X: expected pixels along axis {axis}, got shape {x.shape}")
         if is_crop:
             s = positions_in_crop(n, m, start, end)
             outside = outside | ((s < 0) | (s > n - 1)).reshape(_on_axis(axis, x.ndim))

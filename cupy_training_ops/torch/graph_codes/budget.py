@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: MIT
 """Choose what is saved, encoded or computed again, so that a budget of bytes costs least time.
 
-For each of several budgets PyTorch's partitioner chooses what is computed again; of the rest
-values are encoded, those first that save most bytes a second, until the budget is met. The cheapest
-result is chosen; PyTorch's choice without codes is among them.
+For each of several budgets PyTorch's partitioner chooses what is computed again, by the bytes of
+values and then by those of their codes; of the rest values are encoded, those first that save most
+bytes a second, until the budget is met. The cheapest result is chosen; PyTorch's choice without
+codes is among them.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
@@ -21,24 +23,29 @@ from torch._functorch import config, partitioners
 from torch.fx import GraphModule, Node
 
 from ...errors import refuse
-from .consumers import PRODUCTS, gradients_in, is_attention, is_tensor, packet, packets
-from .plan import Planner, Saved, nbytes_of
-from .rewrite import compute_again
+from .consumers import (
+    FORWARD_PRODUCTS,
+    PRODUCTS,
+    gradients_in,
+    is_attention,
+    is_tensor,
+    packet,
+    packets,
+)
+from .plan import Planner, Saved, nbytes_of, producer_of
+from .rewrite import COPY_OF, STAYS, compute_again
 
 NAME = "activation_codes"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-SHARES = (
-    1.0,
-    0.999,
-    0.7,
-    0.4,
-    0.2,
-    0.1,
-)  # PyTorch's budgets; 0.999: pointwise operators are computed again
+# PyTorch's budgets: with 0.999 it computes pointwise operators again; of what codes leave less
+SHARES = (1.0, 0.999, 0.7, 0.4, 0.2, 0.1)
+LESS = (1.0, 0.9, 0.75, 0.6, 0.4, 0.2)
 BYTES = 3.0e12  # a second, of a GPU of 2023; only ratios matter
 OPERATIONS = {2: 6.0e14, 4: 2.5e14}  # a second, by bytes of an element
 Graphs = tuple[GraphModule, GraphModule]
 Partitioner = Callable[..., Graphs]
+MOST_SEEN = 32  # values between a product and what is saved of it
+MOST_ROUNDS = 3
 HEAVY = PRODUCTS | packets("convolution")
 
 
@@ -100,33 +107,132 @@ def within(
         if again:
             plan = planner.plan(forward.graph, backward.graph, num_outputs)
         return Partition(forward, backward, plan, recomputed=again)
-    best: Partition | None = None
-    plain: dict[str, Saved] = {}
-    limit = spent = math.inf
-    settings = _Settings()
-    partitioner = _partitioner(settings)
-    for share in SHARES:
-        settings.change(activation_memory_budget=share)
+    search = _Search(budget, split, planner, num_outputs)
+    for share in sorted({*SHARES, budget.share or 1.0}, reverse=True):
+        if not search.attempt(share):
+            break
+    needed = search.count_codes()
+    for share in LESS if needed < 1 else ():
+        if not search.attempt(share * needed):
+            break
+    assert search.best is not None
+    return search.best
+
+
+class _Search:
+    """The best of the partitions that PyTorch makes for several budgets, with codes."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        split: Callable[[Partitioner], Graphs],
+        planner: Planner,
+        num_outputs: int,
+    ) -> None:
+        self.best: Partition | None = None
+        self._budget, self._split = budget, split
+        self._planner, self._num_outputs = planner, num_outputs
+        self._settings = _Settings()
+        self._shares: dict[str, float] = {}
+        self._partitioner = _partitioner(self._settings, self._shares)
+        self._again: set[str] = set()  # values that follow from codes
+        self._smallest = math.inf  # bytes, of the partitions that recompute no product
+        self._plain: dict[str, Saved] = {}  # what PyTorch's own choice saves
+        self._limit = self._spent = math.inf
+
+    def count_codes(self) -> float:
+        """Let PyTorch's knapsack count the bytes of codes in place of those of their values.
+
+        Returns the share of all these that is within the limit.
+        """
+        for name, one in self._plain.items():
+            if not one.is_free:
+                is_again = name in self._again
+                self._shares[name] = 0.0 if is_again else one.saved_nbytes / max(one.nbytes, 1)
+        return self._limit / max(self._smallest, 1)
+
+    def attempt(self, share: float) -> bool:
+        """Try a budget of PyTorch's; return False if smaller ones would only take longer."""
+        self._settings.change(activation_memory_budget=share)
         try:
-            forward, backward = split(partitioner)
+            forward, backward = self._split(self._partitioner)
         except _SameChoiceError:
-            continue
-        settings.change(cse=False)  # for the next budgets: solutions are by node
-        plan = planner.plan(forward.graph, backward.graph, num_outputs)
-        if not plain:
-            plain = {one.forward.name: one for one in plan}
-            limit = budget.limit(sum(one.nbytes for one in plan if not one.is_free))
-            spent = _recomputation_time(forward, backward)
-        seconds = _recomputation_time(forward, backward) - spent if best is not None else 0.0
+            return True
+        self._settings.change(cse=False)  # for the next budgets: solutions are by node
+        plan = self._planner.plan(forward.graph, backward.graph, self._num_outputs)
+        if not self._plain:
+            self._plain = {one.forward.name: one for one in plan}
+            self._limit = self._budget.limit(sum(one.nbytes for one in plan if not one.is_free))
+            self._spent = _recomputation_time(forward, backward)
+        seconds = _recomputation_time(forward, backward) - self._spent
+        best, limit = self.best, self._limit
         if best is not None and best.nbytes <= limit and seconds >= best.seconds:
-            break  # smaller budgets take longer
-        names = {one.forward.name for one in plan}
-        again = tuple(one.forward for name, one in plain.items() if name not in names)
-        option = _encode_to_limit(limit, Partition(forward, backward, plan, seconds, again))
+            return False
+        option = _encode_to_limit(limit, self._partition(forward, backward, plan, seconds))
+        if option.nbytes > limit:
+            option = self._with_less(option)
+        if share >= SHARES[1] and option.nbytes < self._smallest:
+            self._smallest = option.nbytes
         if best is None or _is_better(option, best, limit):
-            best = option
-    assert best is not None
-    return best
+            self.best = option
+        return True
+
+    def _with_less(self, option: Partition) -> Partition:
+        """Compute again what follows from codes; where that is too much still, products too."""
+        less = self._computed_again(option)
+        if less is not None:
+            self._again = self._again or {node.name for node in less.recomputed}
+            option = less
+        for _ in range(MOST_ROUNDS):
+            products = self._products(option) if option.nbytes > self._limit else ()
+            less = self._computed_again(option, products) if products else None
+            if less is None:
+                break
+            option = less
+        return option
+
+    def _computed_again(
+        self, option: Partition, products: Collection[Saved] = ()
+    ) -> Partition | None:
+        """Rewrite an option's graphs with `compute_again`; return None if there is nothing to."""
+        forward, backward = option.forward, option.backward
+        parameters = self._planner.of_parameters(forward.graph)
+        plan = self._planner.plan(forward.graph, backward.graph, self._num_outputs)
+        if not compute_again(
+            forward.graph, backward.graph, plan, parameters, self._num_outputs, products
+        ):
+            return None
+        plan = self._planner.plan(forward.graph, backward.graph, self._num_outputs)
+        seconds = _recomputation_time(forward, backward) - self._spent
+        return _encode_to_limit(self._limit, self._partition(forward, backward, plan, seconds))
+
+    def _products(self, option: Partition) -> list[Saved]:
+        """Return saved results of products, as many as the limit asks for, those first whose bytes
+        cost least time. About half of an operand's bytes are lost: it has no codes then."""
+        parameters = self._planner.of_parameters(option.forward.graph)
+        candidates = []
+        for one in option.plan:
+            product = producer_of(one.forward)
+            if packet(product.target) not in FORWARD_PRODUCTS or one.reason in STAYS:
+                continue
+            operands = [x for x in product.all_input_nodes if x not in parameters]
+            gain = one.saved_nbytes - sum(nbytes_of(x.meta["val"]) for x in operands) // 2
+            if gain > 0:
+                candidates.append((_time_of(product) / gain, gain, one))
+        left = option.nbytes - self._limit
+        chosen = []
+        for _, gain, one in sorted(candidates, key=operator.itemgetter(0)):
+            if left > 0:
+                chosen.append(one)
+                left -= gain
+        return chosen
+
+    def _partition(
+        self, forward: GraphModule, backward: GraphModule, plan: list[Saved], seconds: float
+    ) -> Partition:
+        names = {one.forward.name for one in plan}
+        again = tuple(one.forward for name, one in self._plain.items() if name not in names)
+        return Partition(forward, backward, plan, seconds, again)
 
 
 def _is_better(one: Partition, other: Partition, limit: float) -> bool:
@@ -184,7 +290,8 @@ def _recomputation_time(forward: GraphModule, backward: GraphModule) -> float:
     gradients = gradients_in(backward.graph)
     seconds = 0.0
     for node in backward.graph.nodes:
-        if node.op != "call_function" or node in gradients or node.name not in computed:
+        name = node.meta.get(COPY_OF, node.name)
+        if node.op != "call_function" or node in gradients or name not in computed:
             continue
         if _is_heavy(node):
             seconds += _time_of(node)
@@ -217,8 +324,11 @@ class _Settings:
         return getattr(config, name)
 
 
-def _partitioner(settings: _Settings) -> Partitioner:
+def _partitioner(settings: _Settings, shares: Mapping[str, float]) -> Partitioner:
     """Return a copy of PyTorch's partitioner that caches what does not depend on the budget.
+
+    shares: the share of some values' bytes, by name, that its knapsack counts; so for values from
+    which these follow.
 
     It raises _SameChoiceError if it would save the same values as for an earlier budget. The copy
     has its own globals, where these helpers are replaced without an effect on other threads.
@@ -233,6 +343,9 @@ def _partitioner(settings: _Settings) -> Partitioner:
         saved, banned = solutions[key]
         return list(saved), type(banned)(banned)
 
+    def size_of(node: Node) -> float:
+        return float(partitioners._size_of(node)) * _share_of(node, shares)
+
     choices: set[frozenset[Node]] = set()
 
     def choose_another(*arguments: Any, **named: Any) -> list[Node]:
@@ -245,12 +358,28 @@ def _partitioner(settings: _Settings) -> Partitioner:
     names = vars(partitioners) | {
         "config": settings,
         "solve_min_cut": solve_once,
+        "_size_of": size_of,
         "classify_nodes": _once(partitioners.classify_nodes),
         "estimate_runtime": functools.cache(partitioners.estimate_runtime),
     }
     choose = _copy(partitioners.choose_saved_values_set, names)
     names["choose_saved_values_set"] = choose_another
     return _copy(partitioners.min_cut_rematerialization_partition, names)
+
+
+def _share_of(node: Node, shares: Mapping[str, float]) -> float:
+    """Return the share of a value, or of the first one that follows from it by cheap operators."""
+    if not shares or node.name in shares:
+        return shares.get(node.name, 1.0)
+    waiting, seen = [node], {node}
+    while waiting and len(seen) <= MOST_SEEN:
+        users = [user for user in waiting.pop(0).users if user not in seen and not _is_heavy(user)]
+        share = max((shares.get(user.name, 0.0) for user in users), default=0.0)
+        if share:
+            return share
+        seen.update(users)
+        waiting += users
+    return 1.0
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -110,6 +110,16 @@ def is_attention(node: Node) -> bool:
     return "attention" in getattr(packet(node.target), "__name__", "")
 
 
+def tokens_of(node: Node) -> int | None:
+    """Return the dimension of tokens of an attention's operand, or of a matrix (tokens, features).
+
+    None if it is not known, as of a view with other dimensions than the operand.
+    """
+    if any(is_attention(user) for user in node.users):
+        return int(node.meta["val"].dim()) - 2
+    return 0 if node.meta["val"].dim() == 2 else None
+
+
 def is_tensor(node: object) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
 

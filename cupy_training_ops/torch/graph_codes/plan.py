@@ -23,6 +23,7 @@ from .consumers import (
     name_of,
     needs_exact_results,
     packet,
+    tokens_of,
 )
 from .formats import BITS, FLOATS, TILE, Format
 from .policies import GraphPolicy
@@ -45,6 +46,7 @@ class Saved:
     format: Format | None  # of codes; None if not encoded
     reason: str  # why it has no codes, or the operator that needs it most exactly
     order: tuple[int, ...] = ()  # dimensions by stride, the largest first
+    tokens: int | None = None  # dimension over whose mean the codes are centred
     is_dropped: bool = False  # not saved: part of another plan's sum, or `source` cast again
     absorbs: bool = False  # codes of a + b: the plan of a; that of b is dropped
     source: Node | None = None  # parameter that the backward pass casts again
@@ -70,7 +72,11 @@ class Saved:
             return 0
         if self.format is None:
             return self.nbytes
-        return self.format.nbytes(numel_of(self.point.meta["val"]))
+        value = self.point.meta["val"]
+        nbytes = self.format.nbytes(numel_of(value))
+        if self.tokens is not None:
+            nbytes += 4 * numel_of(value) // _number(value.shape[self.tokens])
+        return nbytes
 
 
 class Planner:
@@ -129,7 +135,7 @@ class Planner:
         nbytes = nbytes_of(value)
         stays = _why_never(node, nbytes, self._least, parameters)
         if stays == CAST and nbytes >= self._least:
-            source = _producer(node, node)
+            source = producer_of(node)
             return [
                 Saved(
                     node,
@@ -159,14 +165,18 @@ class Planner:
             chosen, reason = None, "dtype"
         elif uses.need < Need.EXACT and needs_exact_results(producer):
             chosen, reason = None, f"made by {name_of(producer)}"
-        elif any(_is_near_batch_norm(_producer(x, x)) for x in self._saved_operands(node, point)):
+        elif any(_is_near_batch_norm(producer_of(x)) for x in self._saved_operands(node, point)):
             chosen, reason = None, "a sum before a batch norm"
         else:
-            chosen, reason = self._policy.format_for(uses), uses.reason
-        order = memory_order(value) if chosen else ()
-        if chosen and not _is_divisible(value, order, chosen.multiple):
-            chosen, reason = None, "shape"
-        return Saved(node, placeholder, nbytes, point, chosen, reason, order)
+            chosen, reason = self._policy.format_for(uses, value.dtype), uses.reason
+        tokens = tokens_of(point) if chosen and chosen.is_centred else None
+        order = memory_order(value, _is_image(value) and tokens is None) if chosen else ()
+        if chosen and (
+            not _is_divisible(value, order, chosen.multiple)
+            or (chosen.is_centred and (tokens is None or tokens == order[-1]))
+        ):
+            chosen, reason, tokens = None, "shape", None
+        return Saved(node, placeholder, nbytes, point, chosen, reason, order, tokens)
 
 
 def numel_of(value: Tensor) -> int:
@@ -186,12 +196,12 @@ def _number(size: int | torch.SymInt) -> int:
     return int(size.node.hint) if size.node.has_hint() else UNKNOWN_SIZE
 
 
-def memory_order(value: Tensor) -> tuple[int, ...]:
+def memory_order(value: Tensor, is_image: bool) -> tuple[int, ...]:
     """Return the dimensions from the largest stride to the contiguous one.
 
     Of images channels are last: compilers for GPUs choose that layout whatever the strides here.
     """
-    if _is_image(value):
+    if is_image:
         return (0, 2, 3, 1)
     strides = [(_number(stride), -dim) for dim, stride in enumerate(value.stride())]
     return tuple(-dim for _, dim in sorted(strides, reverse=True))
@@ -206,7 +216,7 @@ def _is_image(value: Tensor) -> bool:
 
 def _why_never(node: Node, nbytes: int, least: int, parameters: set[Node]) -> str:
     """Return why a tensor has no codes whatever reads it, or ""."""
-    source = _producer(node, node)
+    source = producer_of(node)
     if node in parameters or source in parameters:
         is_cast = source.op == "placeholder" and _storage(source) != _storage(node)
         return CAST if is_cast else "parameter"
@@ -228,6 +238,11 @@ def _producer(node: Node, point: Node) -> Node:
     return producer
 
 
+def producer_of(node: Node) -> Node:
+    """Return the node of the forward graph that computed a value, before views and casts."""
+    return _producer(node, node)
+
+
 def _is_near_batch_norm(producer: Node) -> bool:
     """Return True for s = a + b in s -> product -> batch norm, and for results of that product.
 
@@ -241,7 +256,7 @@ def _is_near_batch_norm(producer: Node) -> bool:
     while waiting:
         node = waiting.pop()
         if packet(node.target) in FORWARD_PRODUCTS:
-            sources += (_producer(read, read) for read in node.all_input_nodes)
+            sources += (producer_of(read) for read in node.all_input_nodes)
         elif packet(node.target) in SUMS | VIEWS:
             waiting += (read for read in node.all_input_nodes if read not in seen)
             seen.update(waiting)

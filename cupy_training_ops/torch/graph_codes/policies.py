@@ -3,39 +3,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
+
 from .consumers import Need, Uses
-from .formats import INT4, INT4_SIGNED, INT8, INT8_SIGNED, Format
+from .formats import INT4, INT4_SIGNED, INT8, INT8_CENTRED, INT8_SIGNED, Format
 
 SIGNED = {INT8: INT8_SIGNED, INT4: INT4_SIGNED}
 
 
 @dataclass(frozen=True)
 class GraphPolicy:
-    """Formats by need; values with other needs are not encoded."""
+    """Formats by need; values with other needs are not encoded.
+
+    narrow: needs for which float32 values are not encoded; codes of 16-bit ones are about as far
+    off as these are by their own rounding.
+    """
 
     name: str
     formats: Mapping[Need, Format]
+    narrow: frozenset[Need] = frozenset()
 
-    def format_for(self, uses: Uses) -> Format | None:
+    def format_for(self, uses: Uses, dtype: torch.dtype) -> Format | None:
+        if dtype is torch.float32 and uses.need in self.narrow:
+            return None
         chosen = self.formats.get(uses.need)
-        return SIGNED[chosen] if chosen and uses.signs else chosen
+        return SIGNED.get(chosen) if chosen and uses.signs else chosen
 
 
-def _policy(name: str, **formats: Format) -> GraphPolicy:
+def _policy(name: str, narrow: Iterable[Need] = (), **formats: Format) -> GraphPolicy:
     by_need = {Need[need.upper()]: chosen for need, chosen in formats.items()}
-    return GraphPolicy(name, MappingProxyType(by_need))
+    return GraphPolicy(name, MappingProxyType(by_need), frozenset(narrow))
 
 
 POLICIES = {
     policy.name: policy
     for policy in (
-        _policy("default", linear=INT8, smooth=INT8),
-        _policy("wide", linear=INT8, smooth=INT8, mixed=INT8, scores=INT8),
+        _policy("default", {Need.MIXED}, linear=INT8, smooth=INT8, mixed=INT8_CENTRED),
+        _policy("wide", linear=INT8, smooth=INT8, mixed=INT8_CENTRED, scores=INT8_CENTRED),
         _policy("products", linear=INT8),
-        _policy("small", linear=INT4, smooth=INT8),
+        _policy("small", {Need.MIXED}, linear=INT4, smooth=INT8, mixed=INT8_CENTRED),
     )
 }

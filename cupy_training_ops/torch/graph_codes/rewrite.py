@@ -9,7 +9,7 @@ embedding are looked up again, which is exact.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,19 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .consumers import MULTIPLIES, SMOOTH, SUMS, VIEWS, is_tensor, origin, packet, packets, prims
-from .formats import INT4_SIGNED, INT8_SIGNED, Parts, cast
+from .consumers import (
+    FORWARD_PRODUCTS,
+    MULTIPLIES,
+    SMOOTH,
+    SUMS,
+    VIEWS,
+    is_tensor,
+    origin,
+    packet,
+    packets,
+    prims,
+)
+from .formats import INT4_SIGNED, INT8_SIGNED, Parts, cast, centre_of
 from .plan import ANYWAY, SHARED, SMALL, Saved, numel_of
 
 NO_CHECK = "saved_tensor_with_no_vc_check"  # PyTorch's key in node.meta: such tensors come last
@@ -32,6 +43,9 @@ STEP = 2.0**-20  # between the positions of copies of a node
 SIGNED = {INT8_SIGNED, INT4_SIGNED}  # recomputed values might have other signs
 MOST_SOURCES = 2  # encoded values of its size, from which one is computed again
 LOOKUPS = packets("embedding")
+COPY_OF = "copy_of"  # key of node.meta: name in the forward graph
+ALIASES = packets("alias", "detach")
+COPIES = VIEWS - packets("as_strided", "cat", "stack")
 EXACT = LOOKUPS | VIEWS | MULTIPLIES | SUMS | {prims.iota}  # cheap to compute again
 STAYS = ANYWAY | {SHARED, SMALL}
 
@@ -73,12 +87,19 @@ def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[
     is_image = _is_image(value, one.order)
 
     def encode(x: Tensor) -> Parts:
+        centre: Parts = ()
+        if one.tokens is not None:
+            centre = (centre_of(x, one.tokens).permute(one.order).contiguous(),)
         moved = x.flatten(2).transpose(1, 2) if is_image else x.permute(one.order)
-        return chosen.encode(moved.contiguous())  # fixes the codes' layout
+        moved = moved.contiguous()  # fixes the codes' layout
+        return *chosen.encode(moved - centre[0] if centre else moved), *centre
 
     def decode(*parts: Tensor) -> Tensor:
         back = [one.order.index(dim) for dim in range(value.dim())]
-        decoded = cast(chosen.decode(*parts), value.dtype)
+        if one.tokens is not None:
+            decoded = cast(chosen.decode(*parts[:-1]) + parts[-1], value.dtype)
+        else:
+            decoded = cast(chosen.decode(*parts), value.dtype)
         if is_image:
             return decoded.transpose(1, 2).unflatten(2, value.shape[2:]).clone()
         if back == sorted(back):
@@ -190,13 +211,24 @@ def put_out(graph: Graph, places: dict[Node, tuple[Node, ...]], num_outputs: int
 
 
 def compute_again(
-    forward: Graph, backward: Graph, plan: Sequence[Saved], parameters: set[Node], n_outputs: int
+    forward: Graph,
+    backward: Graph,
+    plan: Sequence[Saved],
+    parameters: set[Node],
+    n_outputs: int,
+    products: Collection[Saved] = (),
 ) -> tuple[Node, ...]:
-    """Compute values again that depend on others saved; return them, which no longer are."""
+    """Compute values again that depend on others saved; return them, which no longer are.
+
+    products: results of products, which alone are computed again if there are some.
+    """
     finder = _Images(backward, plan, parameters)
     places: dict[Node, tuple[Node, ...]] = {}
-    for one in plan:
-        chain = finder.lookup(one) or finder.chain(one)
+    for one in products or plan:
+        if products:
+            chain = finder.product(one)
+        else:
+            chain = finder.lookup(one) or finder.copy(one) or finder.chain(one)
         if chain:
             places[one.forward] = finder.write(one, chain)
     if places:
@@ -237,9 +269,57 @@ class _Images:
         chain.append(node)
         return True
 
+    def copy(self, one: Saved) -> list[Node]:
+        """Return views and copies that make a value of another saved one, or [].
+
+        Attention saves its result, and the product behind it a copy in another layout.
+        """
+        if one.reason in STAYS or one.source is not None:
+            return []
+        chain: list[Node] = []
+        node = one.forward
+        while packet(node.target) in COPIES and len(node.all_input_nodes) == 1:
+            chain.insert(0, node)
+            (node,) = node.all_input_nodes
+            source = self._alias_of(node)
+            if source is not None and source is not one.forward:
+                is_exact = source not in self._coded
+                return chain if is_exact or self._may_be_recomputed(one) else []
+        return []
+
+    def product(self, one: Saved) -> list[Node]:
+        """Return the product that makes a value, and nodes that compute its operands, or []."""
+        if one.reason in STAYS or one.source is not None:
+            return []
+        views: list[Node] = []
+        node = one.forward
+        while packet(node.target) in COPIES and len(node.all_input_nodes) == 1:
+            views.insert(0, node)
+            (node,) = node.all_input_nodes
+        chain: list[Node] = []
+        if packet(node.target) not in FORWARD_PRODUCTS or not all(
+            self._follow(read, None, chain, set()) for read in node.all_input_nodes
+        ):
+            return []
+        return [*chain, node, *views]
+
+    def _alias_of(self, node: Node) -> Node | None:
+        """Return the saved node that is `node`, or an alias of it."""
+        if node.name in self._saved:
+            return node
+        for user in node.users:
+            if packet(user.target) in ALIASES and (found := self._alias_of(user)):
+                return found
+        return None
+
+    @staticmethod
+    def _may_be_recomputed(one: Saved) -> bool:
+        """Return True if a value may have the error of codes, but for signs."""
+        return one.format is not None and one.format not in SIGNED and one.is_in_place
+
     def chain(self, one: Saved) -> list[Node]:
         """Return nodes of the forward graph that compute a value from encoded ones, or []."""
-        if one.format is None or one.format in SIGNED or not one.is_in_place:
+        if not self._may_be_recomputed(one):
             return []
         chain: list[Node] = []
         sources: set[Node] = set()
@@ -247,13 +327,16 @@ class _Images:
             return []
         return chain if 0 < len(sources) <= MOST_SOURCES else []
 
-    def _follow(self, node: Node, value: Node, chain: list[Node], sources: set[Node]) -> bool:
+    def _follow(
+        self, node: Node, value: Node | None, chain: list[Node], sources: set[Node]
+    ) -> bool:
         """Return True if pointwise operators compute `node` from parameters, saved tensors smaller
-        than `value`, and encoded ones that are not, which are added to `sources`."""
+        than `value`, and encoded ones that are not, which are added to `sources`. Without `value`
+        all saved tensors will do."""
         if node in chain or node in sources:
             return True
         if node is not value and node.name in self._saved:
-            if not is_tensor(node):
+            if value is None or not is_tensor(node):
                 return True
             if numel_of(node.meta["val"]) >= numel_of(value.meta["val"]):
                 sources.add(node)
@@ -284,15 +367,18 @@ class _Images:
         for read in [read for node in chain for read in node.all_input_nodes]:
             if read in copies or read in chain:
                 continue
-            if read.name not in self._saved:
+            saved = self._alias_of(read)
+            if saved is None:
+                saved = read
                 with self._graph.inserting_before(one.backward):
                     self._saved[read.name] = self._graph.placeholder(read.name)
                 self._saved[read.name].meta.update(read.meta)
                 added.append(read)
-            copies[read] = self._saved[read.name]
+            copies[read] = self._saved[saved.name]
         with self._graph.inserting_before(first_user(self._graph, one.backward)):
             for node in chain:
                 copies[node] = self._graph.node_copy(node, copies.__getitem__)
+                copies[node].meta[COPY_OF] = node.name
         one.backward.replace_all_uses_with(copies[one.forward])
         self._graph.erase_node(one.backward)
         del self._saved[one.forward.name]

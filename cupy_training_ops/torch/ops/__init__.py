@@ -8,10 +8,10 @@ the dispatcher.
 from __future__ import annotations
 
 from ..save_rules import OURS, TABLE
-from . import elementwise, losses, rows
+from . import elementwise, linear_losses, losses, rows
 from .dispatch import Door
 
-DOORS: dict[str, Door] = {**elementwise.DOORS, **losses.DOORS, **rows.DOORS}
+DOORS: dict[str, Door] = {**elementwise.DOORS, **losses.DOORS, **linear_losses.DOORS, **rows.DOORS}
 __all__ = ["DOORS", *DOORS]
 
 TABLE.update({node: rule for name, rule in OURS.items() for node in DOORS[name].nodes})

@@ -29,9 +29,10 @@ class CustomOp:
 
     save(ctx, arguments, results): saves what the derivative needs. derivative: gradients of all
     arguments from those of the results, of which only the first is differentiable. writes: index of
-    the argument that is overwritten. direct: replaces `body` in calls past the dispatcher.
-    changing: index of an argument whose numbers differ from call to call. masked: a body that
-    computes only the results that its last argument, a mask, selects.
+    the argument that is overwritten. direct: replaces `body` in calls past the dispatcher. first:
+    replaces it in those of `Door.first`, and may write arguments. changing: index of an argument
+    whose numbers differ from call to call. masked: a body that computes only the results that its
+    last argument, a mask, selects.
     """
 
     schema: str
@@ -41,6 +42,7 @@ class CustomOp:
     fake: Callable[..., Any] | None = None  # where the body cannot run without data
     writes: int | None = None
     direct: Callable[..., Any] | None = None
+    first: Callable[..., Any] | None = None
     changing: int | None = None
     masked: Callable[..., Any] | None = None
 

@@ -187,9 +187,8 @@ class Door:
     def __init__(self, operator: CustomOp, registered: Any) -> None:
         self.operator, self.registered = operator, registered
         body = operator.direct or operator.body
-        every, first = (
-            _DirectCall(operator, body, registered, is_first=is_first) for is_first in (False, True)
-        )
+        every = _DirectCall(operator, body, registered)
+        first = _DirectCall(operator, operator.first or body, registered, is_first=True)
         self._every, self._first = every, first
         self.nodes = every.node, first.node  # what a TorchFunctionMode gets as `func`
         self.every: Callable[..., Any]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Elementwise operators: gelus with a bias, relu that saves a bit an element, dropouts, codecs.
+"""Elementwise operators: gelus with a bias, gates, relu that saves a bit, dropouts, codecs.
 
 A dropout's mask depends only on `state`, (seed, offset), which the dispatcher passes as a tensor;
 on a GPU the kernel reads it there.
@@ -21,12 +21,16 @@ from ...families.activation.operators import (
     BiasFastGeluGrad_dX,
     BiasGelu,
     BiasGeluGrad_dX,
+    FastGeGlu,
+    FastGeGluGrad,
     FastGelu,
     FastGeluGrad,
     Gelu,
     GeluGrad,
     QuickGelu,
     QuickGeluGrad,
+    SwiGlu,
+    SwiGluGrad,
 )
 from ...families.dropout.operators import (
     BiasDropout,
@@ -103,6 +107,29 @@ def _save_quick_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
 
 def _quick_gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return DOORS["quick_gelu_backward"].every(dy, *ctx.saved_tensors, ctx.alpha), None
+
+
+def _gated(name: str, forward: type[Op], gradient: type[Op]) -> tuple[CustomOp, CustomOp]:
+    """A gated activation of two tensors, and the operator of its derivative."""
+
+    def body(run: Run, gate: Tensor, value: Tensor) -> Tensor:
+        return run(instance(forward), gate, value)
+
+    def backward(run: Run, dy: Tensor, gate: Tensor, value: Tensor) -> Any:
+        return run(instance(gradient), dy, gate, value)
+
+    def save(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
+        ctx.save_for_backward(*arguments)
+
+    def derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        results: tuple[Any, ...] = DOORS[f"{name}_backward"].every(dy, *ctx.saved_tensors)
+        return results
+
+    schema = f"{name}_backward(Tensor grad, Tensor gate, Tensor value) -> (Tensor, Tensor)"
+    return (
+        CustomOp(f"{name}(Tensor gate, Tensor value) -> Tensor", body, save, derivative),
+        CustomOp(schema, backward),
+    )
 
 
 def _relu(run: Run, x: Tensor) -> Any:
@@ -227,6 +254,8 @@ DOORS = register(
             "quick_gelu_backward(Tensor grad, Tensor input, float alpha=1.702) -> Tensor",
             _quick_gelu_backward,
         ),
+        *_gated("swiglu", SwiGlu, SwiGluGrad),
+        *_gated("geglu", FastGeGlu, FastGeGluGrad),
         CustomOp(
             "relu(Tensor input) -> (Tensor output, Tensor bits)",
             _relu,

@@ -9,18 +9,19 @@ computes scores, their gradient in the same memory, and adds to the gradients of
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
-from ...errors import refuse, shown
-from ...families.cross_entropy.operators import CrossEntropyLossAndGrad
+from ...errors import refuse
+from ...families.cross_entropy.operators import (
+    CrossEntropyLossAndGrad,
+    DenseCrossEntropyLossAndGrad,
+    MeasuredCrossEntropyLossAndGrad,
+)
 from ...families.elementwise.operators import ScaleInPlace
-from ...plan import align_up, ceil_div
 from .autograd import CustomOp
 from .dispatch import needs_dispatcher, register
 from .launching import Run, infer, instance
@@ -29,20 +30,19 @@ _ARGUMENTS = (
     "Tensor target, Tensor? weight=None, int ignore_index=-100, str reduction='mean', "
     "ScalarType? dtype=None"
 )
-_TERMS = "float label_smoothing=0.0, float lse_square_scale=0.0, float softcap=0.0"
+TERMS = "float label_smoothing=0.0, float lse_square_scale=0.0, float softcap=0.0"
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-# Of a chunk's scores. Large, as each chunk reads and writes the summed gradients.
-CHUNK_NBYTES = 512 << 20
-SCALE = 1024
-MOST = 2**15  # bound of sums, which float16 can represent
-_ROWS = 128  # a chunk has whole tiles of a matrix product
-MOST_APART = 128  # rows
 
 
-def _loss_operator(reduction: str, dtype: torch.dtype | None, *terms: float) -> Any:
+def loss_operator(
+    reduction: str,
+    dtype: torch.dtype | None,
+    *terms: float,
+    kind: Any = CrossEntropyLossAndGrad,
+) -> Any:
     output_type = None if dtype is None else str(dtype).removeprefix("torch.")
     named = dict(zip(("label_smoothing", "lse_square_scale", "softcap"), terms, strict=False))
-    return instance(CrossEntropyLossAndGrad, reduction=reduction, output_type=output_type, **named)
+    return instance(kind, reduction=reduction, output_type=output_type, **named)
 
 
 def _loss_and_gradient(
@@ -55,12 +55,29 @@ def _loss_and_gradient(
     dtype: torch.dtype | None,
     *terms: float,
     outputs: Sequence[str] | None = None,
+    kind: Any = CrossEntropyLossAndGrad,
 ) -> Any:
     inputs = (scores, target, weight, ignore_index, None)
-    return run(_loss_operator(reduction, dtype, *terms), *inputs, outputs=outputs)
+    return run(loss_operator(reduction, dtype, *terms, kind=kind), *inputs, outputs=outputs)
 
 
 _loss = functools.partial(_loss_and_gradient, outputs=("output",))
+_measures = functools.partial(_loss_and_gradient, kind=MeasuredCrossEntropyLossAndGrad)
+
+
+def _dense_loss(
+    run: Run,
+    scores: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    dtype: torch.dtype | None,
+    *terms: float,
+    outputs: Sequence[str] | None = None,
+) -> Any:
+    """Return the loss against probabilities, and gradients by names of `outputs`."""
+    op = loss_operator(reduction, dtype, *terms, kind=DenseCrossEntropyLossAndGrad)
+    return run(op, scores, target, weight, None, None, outputs=outputs)
 
 
 def _in_place(
@@ -77,24 +94,37 @@ def _in_place(
     whole = scores.resolve_neg().contiguous()
     weight = None if weight is None else weight.contiguous()
     inputs = (whole, target.contiguous(), weight, ignore_index, None)
-    loss, _ = _loss_operator(reduction, dtype, *terms)(*inputs, out=(None, whole))
+    loss, _ = loss_operator(reduction, dtype, *terms)(*inputs, out=(None, whole))
     if whole is not scores:
         scores.copy_(whole)
     torch.autograd.graph.increment_version(scores)
     return loss
 
 
-def _save(ctx: Any, _: Sequence[Any], results: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, _: Sequence[Any], results: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(results[1])
 
 
-def _derivative(ctx: Any, dloss: Tensor, _: None) -> tuple[Any, ...]:
+def _derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     if ctx.needs_input_grad[2]:
         refuse(
             "cto::cross_entropy", "weight", "a tensor that requires no gradient", "one that does"
         )
     (dscores,) = scale_gradients("cross_entropy", dloss, ctx.saved_tensors)
     return dscores, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+def _save_both(ctx: Any, _: Sequence[Any], results: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*results[1:])  # two gradients, or one tensor of both
+
+
+def _derivative_of_both(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
+    if ctx.needs_input_grad[2]:
+        expected = "a tensor that requires no gradient"
+        refuse("cto::dense_cross_entropy", "weight", expected, "one that does")
+    gradients = scale_gradients("dense_cross_entropy", dloss, ctx.saved_tensors)
+    dscores, dtarget = gradients if len(gradients) == 2 else gradients[0].unbind(0)
+    return dscores, dtarget, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
 def scale_gradients(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -142,339 +172,6 @@ def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
     return gradient
 
 
-def chunks(n_rows: int, row_nbytes: int) -> Iterator[slice]:
-    """Yield slices of rows, nearly equal, of about CHUNK_NBYTES, and whole multiples of _ROWS."""
-    n_chunks = max(1, ceil_div(n_rows * row_nbytes, CHUNK_NBYTES))
-    step = max(_ROWS, align_up(ceil_div(n_rows, n_chunks), _ROWS))
-    return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
-
-
-class _Sums:
-    """Gradients of hidden, weight and bias, summed over chunks; empty if they are not needed.
-
-    The sum for a 16-bit weight is float16, in the memory of its gradient: bfloat16 would round it
-    to 8 bits at each chunk. To stay within float16, gradients of scores are multiplied by SCALE (so
-    that small ones are normal numbers), columns of `hidden` are divided by their largest element,
-    and sums are scaled by the number of rows, which bounds them. The rows with the largest
-    elements, beside which others would lose bits, are `apart`: they are added last, unscaled.
-    """
-
-    def __init__(
-        self,
-        inputs: Sequence[Tensor | None],
-        mask: Sequence[bool],
-        n_chunks: int,
-        headroom: int,
-    ) -> None:
-        """Allocate; headroom: gradients of scores are at most that."""
-        hidden, self.weight, bias = inputs
-        assert hidden is not None
-        gradients = [
-            torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
-            for x, wanted in zip((hidden, self.weight, bias), mask, strict=True)
-        ]
-        self.are_wanted = any(mask)
-        self.of_hidden, self.of_weight, self.of_bias = gradients
-        self.results = [hidden.new_empty(0) if sums is None else sums for sums in gradients]
-        self.is_half = hidden.dtype == torch.float16 or (
-            hidden.dtype == torch.bfloat16 and n_chunks > 1
-        )
-        self.scale = SCALE if self.is_half else 1
-        self.wide_bias = None  # float16 would overflow
-        if self.of_bias is not None:
-            wide = torch.promote_types(self.of_bias.dtype, torch.float32)
-            self.wide_bias = torch.zeros_like(self.of_bias, dtype=wide)
-        self.weight_sums, self.unit, self.apart = self.of_weight, 1.0, None
-        if self.is_half and self.of_weight is not None:
-            self.weight_sums = self.of_weight.view(torch.float16)
-            self.unit = MOST / headroom / 2 ** max(len(hidden) - 1, 0).bit_length()
-            sizes = hidden.abs()
-            if n_apart := min(MOST_APART, len(hidden) // 8):
-                self.apart = sizes.amax(1).topk(n_apart, sorted=False).indices
-                sizes.index_fill_(0, self.apart, 0)
-            self.largest = sizes.amax(0).float() if len(hidden) else hidden.new_ones(())
-            self.largest.masked_fill_(self.largest == 0, 1)
-        if self.weight_sums is not None and not len(hidden):
-            self.weight_sums.zero_()
-
-    def add(self, rows: slice, hidden: Tensor, gradient: Tensor) -> None:
-        """Add a chunk's gradients; gradient: that of its scores."""
-        if self.of_hidden is not None:
-            into, weight = self.of_hidden[rows], self.weight
-            torch.addmm(into, gradient, weight, beta=0, alpha=1 / self.scale, out=into)
-        if self.wide_bias is not None:
-            self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
-        if self.weight_sums is not None:
-            factors, alpha = (gradient, hidden), self.unit / self.scale
-            if self.is_half:
-                relative = torch.empty_like(hidden, dtype=self.weight_sums.dtype)
-                torch.div(hidden, self.largest, out=relative)
-                relative.clamp_(-1, 1)  # rows apart, whose gradient is 0 here, may be infinite
-                factors = _to_half(gradient), relative
-            self.weight_sums.addmm_(
-                factors[0].t(), factors[1], beta=int(rows.start > 0), alpha=alpha
-            )
-
-    def divide(self, divisor: Tensor) -> None:
-        """Undo the scales, and divide all gradients by the loss's divisor."""
-        if self.of_hidden is not None:
-            self.of_hidden /= divisor
-        if self.of_bias is not None:
-            self.wide_bias /= divisor * self.scale
-            self.of_bias.copy_(self.wide_bias)
-        if self.weight_sums is not None and self.of_weight is not None:
-            factor = (self.largest if self.is_half else 1) / (divisor * self.unit)
-            for rows in chunks(len(self.weight_sums), 2 * self.weight_sums[0].nbytes):
-                torch.mul(self.weight_sums[rows], factor, out=self.of_weight[rows])
-
-    def add_apart(self, hidden: Tensor, gradient: Tensor) -> None:
-        """Add the rows `apart`, after `divide`; gradient: that of their scores, divided."""
-        assert self.of_weight is not None
-        self.of_weight.addmm_(gradient.t(), hidden)
-        if self.of_hidden is not None:
-            self.of_hidden.index_copy_(0, self.apart, gradient @ self.weight)
-        if self.of_bias is not None and self.wide_bias is not None:
-            self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
-            self.of_bias.copy_(self.wide_bias)
-
-
-def _to_half(gradient: Tensor) -> Tensor:
-    """Convert a gradient to float16 in its own memory; vectorised, unlike copy_."""
-    half = gradient.view(torch.float16)
-    torch._foreach_copy_([half], [gradient])
-    return half
-
-
-def _linear_cross_entropy(
-    _: Run,
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    dtype: torch.dtype | None,
-    mask: Sequence[bool],
-    class_weight: Tensor | None = None,
-    *terms: float,
-) -> tuple[Tensor, ...]:
-    """Return the loss and the gradients of hidden, weight and bias."""
-    if reduction not in ("mean", "sum"):
-        refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
-    target = target.contiguous()
-    wide = _wide(hidden)
-    class_weight, largest = _bounded(class_weight, wide)
-    divisor = 1 / largest
-    if reduction == "mean":
-        n_classes = len(weight) // math.prod(target.shape[1:])
-        divisor = _count(target, n_classes, class_weight, ignore_index).to(wide)
-    op = _loss_operator("sum", wide, *terms)
-    targets = _Targets(op, target, class_weight, ignore_index, None)
-    loss, *sums = _sum_chunks((hidden, weight, bias), targets, mask, divisor)
-    return (loss / divisor).to(dtype or hidden.dtype), *sums
-
-
-def _row_losses(
-    _: Run,
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    dtype: torch.dtype | None,
-    class_weight: Tensor | None,
-    *terms: float,
-) -> Tensor:
-    """Return each row's loss; scores are computed again for gradients."""
-    wide = _wide(hidden)
-    op = _loss_operator("none", wide, *terms)
-    targets = _Targets(op, target.contiguous(), _as(class_weight, wide), ignore_index, None)
-    no_divisor = hidden.new_ones((), dtype=wide)
-    loss = _sum_chunks((hidden, weight, bias), targets, (False,) * 3, no_divisor)[0]
-    return loss.to(dtype or hidden.dtype)
-
-
-def _row_gradients(
-    _: Run,
-    dloss: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    class_weight: Tensor | None,
-    label_smoothing: float,
-    lse_square_scale: float,
-    softcap: float,
-    mask: Sequence[bool],
-) -> tuple[Tensor, ...]:
-    """Return the gradients of hidden, weight and bias from those of the rows' losses."""
-    wide = _wide(hidden)
-    class_weight, largest = _bounded(class_weight, wide)
-    slopes, largest_slope = _bounded(dloss, wide)
-    op = _loss_operator("none", wide, label_smoothing, lse_square_scale, softcap)
-    targets = _Targets(op, target.contiguous(), class_weight, ignore_index, slopes)
-    layer, divisor = (hidden, weight, bias), 1 / (largest * largest_slope)
-    return _sum_chunks(layer, targets, mask, divisor)[1:]
-
-
-def _wide(hidden: Tensor) -> torch.dtype:
-    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
-
-
-def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if x is None else x.to(dtype)
-
-
-def _bounded(x: Tensor | None, wide: torch.dtype) -> tuple[Any, Any]:
-    """Return x divided by its largest element, and that, so that gradients fit into float16."""
-    if x is None:
-        return None, 1
-    x = x.to(wide)
-    largest = x.abs().amax() if x.numel() else x.new_ones(())
-    largest.masked_fill_(largest == 0, 1)
-    return x / largest, largest
-
-
-class _Targets(NamedTuple):
-    """Targets of all rows, with the operator of their losses."""
-
-    op: Any
-    target: Tensor
-    class_weight: Tensor | None
-    ignore_index: int
-    slopes: Tensor | None  # gradients of the rows' losses
-
-    @property
-    def headroom(self) -> int:
-        """Return the bound of gradients of scores, for logarithms up to 15 / lse_square_scale."""
-        return 32 if self.op.lse_square_scale else 1
-
-
-def _sum_chunks(
-    layer: tuple[Any, ...], targets: _Targets, mask: Sequence[bool], divisor: Any
-) -> tuple[Tensor, ...]:
-    """Return the loss, a sum or one of each row, and gradients of the layer, divided.
-
-    A target of shape (rows, ...) has its classes in a weight of shape (classes * ..., features).
-    Chunks are summed without the rows of `sums.apart`, divided, and then those rows are added.
-    """
-    hidden, weight, _ = layer
-    wide, target = _wide(hidden), targets.target
-    loss = hidden.new_zeros(target.shape if targets.op.reduction == "none" else (), dtype=wide)
-    if not isinstance(divisor, Tensor):
-        divisor = hidden.new_full((), divisor, dtype=wide)
-    pieces = list(chunks(len(hidden), len(weight) * hidden.element_size()))
-    sums = _Sums(layer, mask, len(pieces), targets.headroom)
-    scale = target.new_full((1,), sums.scale, dtype=torch.float32)
-    apart, others = sums.apart, targets
-    if apart is not None:
-        others = targets._replace(target=target.index_fill(0, apart, targets.ignore_index))
-    for rows in pieces:
-        _add_chunk(others, sums, rows, layer, scale, loss)
-    sums.divide(divisor)
-    if apart is not None:
-        _add_chunk(targets, sums, apart, layer, divisor.reciprocal().float().reshape(1), loss)
-    return loss, *sums.results
-
-
-def _add_chunk(
-    targets: _Targets,
-    sums: _Sums,
-    rows: slice | Tensor,
-    layer: tuple[Any, ...],
-    scale: Tensor,
-    loss: Tensor,
-) -> None:
-    """Add the loss of some rows to `loss`, and their gradients to `sums`."""
-    op, target, class_weight, ignore_index, slopes = targets
-    hidden, weight, bias = layer
-    scores = linear(hidden[rows], weight, bias)
-    extents = target.shape[1:]
-    by_class = scores.view(len(scores), len(weight) // math.prod(extents), *extents)
-    inputs = (by_class, target[rows], class_weight, ignore_index, scale)
-    if not sums.are_wanted:
-        found, _ = op(*inputs, outputs=("output",))
-    else:
-        found, _ = op(*inputs, out=(None, by_class))
-        if slopes is not None:
-            by_class *= slopes[rows].unsqueeze(1)
-        if isinstance(rows, slice):
-            sums.add(rows, hidden[rows], scores)
-        else:
-            sums.add_apart(hidden[rows], scores)
-    if loss.dim():
-        loss[rows] += found
-    else:
-        loss += found
-
-
-def _count(
-    target: Tensor, n_classes: int, class_weight: Tensor | None, ignore_index: int
-) -> Tensor:
-    """Return the divisor of a mean: the sum of the rows' weights, or 1 where it is 0."""
-    counts = target != ignore_index
-    if class_weight is None:
-        return counts.sum().clamp(min=1)
-    inside = (target >= 0) & (target < n_classes)
-    weights = class_weight[target.clamp(0, max(n_classes - 1, 0))]
-    total = weights.masked_fill_(~inside, 1).masked_fill_(~counts, 0).sum()
-    return total.masked_fill_(total == 0, 1)
-
-
-def _fake_linear(*arguments: Any) -> tuple[Tensor, ...]:
-    hidden, weight, _, bias, _, _, dtype, mask, *_ = arguments
-    loss = hidden.new_empty((), dtype=dtype or hidden.dtype)
-    return loss, *_fake_gradients((hidden, weight, bias), mask)
-
-
-def _fake_gradients(layer: Sequence[Any], mask: Sequence[bool]) -> tuple[Tensor, ...]:
-    pairs = zip(layer, mask, strict=True)
-    empty = layer[0].new_empty(0)
-    return tuple([x.new_empty(x.shape) if wanted else empty.clone() for x, wanted in pairs])
-
-
-def _fake_row_losses(*arguments: Any) -> Tensor:
-    hidden, _, target, _, _, dtype, *_ = arguments
-    return hidden.new_empty(target.shape, dtype=dtype or hidden.dtype)
-
-
-def _fake_row_gradients(*arguments: Any) -> tuple[Tensor, ...]:
-    _, hidden, weight, _, bias, *_ = arguments
-    return _fake_gradients((hidden, weight, bias), arguments[-1])
-
-
-def _save_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
-    ctx.mask = tuple(arguments[7])
-    ctx.save_for_backward(*results[1:])
-
-
-def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
-    pairs = zip(ctx.saved_tensors, ctx.mask, strict=True)
-    scaled = iter(
-        scale_gradients("linear_cross_entropy", dloss, [sums for sums, wanted in pairs if wanted])
-    )
-    hidden, weight, bias = [next(scaled) if wanted else None for wanted in ctx.mask]
-    return hidden, weight, None, bias, *[None] * (len(ctx.needs_input_grad) - 4)
-
-
-def _save_rows(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
-    hidden, weight, target, bias, ctx.ignore_index, _, class_weight, *terms = arguments
-    ctx.terms = tuple(terms)
-    ctx.save_for_backward(hidden, weight, target, bias, class_weight)
-
-
-def _rows_derivative(ctx: Any, dloss: Tensor) -> tuple[Any, ...]:
-    hidden, weight, target, bias, class_weight = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    mask = (needs[0], needs[1], needs[3])
-    inputs = (dloss, hidden, weight, target, bias, ctx.ignore_index, class_weight, *ctx.terms)
-    of_layer = DOORS["linear_cross_entropy_rows_backward"].every(*inputs, mask)
-    pairs = zip(of_layer, mask, strict=True)
-    of_hidden, of_weight, of_bias = [x if wanted else None for x, wanted in pairs]
-    return of_hidden, of_weight, None, of_bias, *[None] * (len(needs) - 4)
-
-
 def _losses(prefix: str, terms: str) -> tuple[CustomOp, ...]:
     """The loss with its gradient, alone, and in place."""
     arguments = f"{_ARGUMENTS}{terms}"
@@ -495,36 +192,43 @@ def _losses(prefix: str, terms: str) -> tuple[CustomOp, ...]:
     )
 
 
-_LAYER = "Tensor hidden, Tensor weight, Tensor target, Tensor? bias, int ignore_index"
+_DENSE = (
+    "Tensor input, Tensor target, Tensor? weight=None, str reduction='mean', "
+    f"ScalarType? dtype=None, {TERMS}"
+)
 DOORS = register(
     (
         *_losses("", ""),
-        *_losses("regularized_", f", {_TERMS}"),
+        *_losses("regularized_", f", {TERMS}"),
+        CustomOp(
+            f"measured_cross_entropy(Tensor input, {_ARGUMENTS}, {TERMS}) "
+            "-> (Tensor loss, Tensor gradient, Tensor z_loss, Tensor predicted)",
+            _measures,
+            _save,
+            _derivative,
+        ),
+        CustomOp(
+            f"measured_cross_entropy_loss(Tensor input, {_ARGUMENTS}, {TERMS}) "
+            "-> (Tensor loss, Tensor z_loss, Tensor predicted)",
+            functools.partial(_measures, outputs=("output", "z_loss", "predicted")),
+        ),
+        CustomOp(
+            f"dense_cross_entropy({_DENSE}) -> (Tensor loss, Tensor gradient)",
+            functools.partial(_dense_loss, outputs=("output", "d_scores")),
+            _save,
+            _derivative,
+        ),
+        CustomOp(
+            f"dense_cross_entropy_of_targets({_DENSE}) "
+            "-> (Tensor loss, Tensor gradient, Tensor target_gradient)",
+            _dense_loss,
+            _save_both,
+            _derivative_of_both,
+        ),
+        CustomOp(
+            f"dense_cross_entropy_loss({_DENSE}) -> Tensor",
+            functools.partial(_dense_loss, outputs=("output",)),
+        ),
         CustomOp("overwritten(Tensor input) -> Tensor", _check_overwriting, fake=_fake_check),
-        CustomOp(
-            f"linear_cross_entropy({_LAYER}, str reduction, ScalarType? dtype, "
-            f"bool[3] output_mask, Tensor? class_weight=None, {_TERMS}) "
-            "-> (Tensor loss, Tensor, Tensor, Tensor)",
-            _linear_cross_entropy,
-            _save_linear,
-            _linear_derivative,
-            _fake_linear,
-        ),
-        CustomOp(
-            f"linear_cross_entropy_rows({_LAYER}, ScalarType? dtype, Tensor? class_weight, "
-            f"{_TERMS}) -> Tensor",
-            _row_losses,
-            _save_rows,
-            _rows_derivative,
-            _fake_row_losses,
-        ),
-        CustomOp(
-            "linear_cross_entropy_rows_backward(Tensor grad, Tensor hidden, Tensor weight, "
-            "Tensor target, Tensor? bias, int ignore_index, Tensor? class_weight, "
-            "float label_smoothing, float lse_square_scale, float softcap, bool[3] output_mask) "
-            "-> (Tensor, Tensor, Tensor)",
-            _row_gradients,
-            fake=_fake_row_gradients,
-        ),
     )
 )

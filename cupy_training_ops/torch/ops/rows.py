@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operators over rows: softmax and its logarithm, layer and RMS norms, embeddings.
+"""Operators over rows and channels: softmax and its logarithm, norms, embeddings.
 
 The gradient of an embedding is deterministic: its order of addition depends only on the indices.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...call.op import Op
 from ...errors import refuse
+from ...families.batch_norm.operators import BatchNormRelu, BatchNormReluGrad
 from ...families.gather.operators import GatherGrad
 from ...families.layer_norm.operators import (
     LayerNormalization,
@@ -182,6 +183,113 @@ def _layer_norm_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
     return dx, None, dweight, dbias, None
 
 
+def _has_channels_last(x: Tensor) -> bool:
+    return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+
+
+def _rows_of(x: Tensor) -> Tensor:
+    """Return images as a matrix with a row for each pixel: a view if their channels are last."""
+    return x.movedim(1, -1).reshape(-1, x.shape[1])
+
+
+def _images_of(rows: Tensor, like: Tensor) -> Tensor:
+    return rows.view(like.movedim(1, -1).shape).movedim(-1, 1)
+
+
+def _batch_norm_relu_in_place(
+    run: Run,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """Return the result, and mean and inv_std; running statistics are updated."""
+    channels, of_sums = x.shape[1:2], torch.float64 if x.dtype == torch.float64 else torch.float32
+    statistics: tuple[Tensor, ...] = ()
+    if running_mean is not None and running_var is not None:
+        # Their versions stay, as in PyTorch, which saves them for gradients of other calls.
+        statistics = running_mean.data, running_var.data
+    if (running_mean is None) != (running_var is None) or not all(
+        statistic.is_contiguous() for statistic in statistics
+    ):
+        expected = "contiguous statistics, which are updated in place, or none of both"
+        refuse("cto::batch_norm_relu", "running_mean", expected, "others")
+    if not statistics:
+        statistics = x.new_zeros(channels, dtype=of_sums), x.new_ones(channels, dtype=of_sums)
+    kind = of_sums if running_mean is None else running_mean.dtype
+    scale = x.new_ones(channels, dtype=kind) if weight is None else weight
+    shift = x.new_zeros(channels, dtype=scale.dtype) if bias is None else bias
+    op = instance(BatchNormRelu, epsilon=eps, momentum=1 - momentum)
+    if not _has_channels_last(x):
+        return run(op, x, scale, shift, *statistics, residual)
+    if residual is not None:
+        if residual.shape != x.shape:
+            expected = f"shape {tuple(x.shape)}, as input"
+            refuse("cto::batch_norm_relu", "residual", expected, f"shape {tuple(residual.shape)}")
+        residual = _rows_of(residual)
+    results = run(op, _rows_of(x), scale, shift, *statistics, residual)
+    if isinstance(results, Tensor):
+        return _images_of(results, x)
+    return _images_of(results[0], x), *results[1:]
+
+
+def _batch_norm_relu(
+    run: Run,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """Return new running statistics too: operators of the dispatcher write no argument."""
+    new_mean, new_var = (s if s is None else s.clone() for s in (running_mean, running_var))
+    y, mean, inv_std = _batch_norm_relu_in_place(
+        run, x, weight, bias, residual, new_mean, new_var, momentum, eps
+    )
+    return y, mean, inv_std, *[mean.new_empty(0) if s is None else s for s in (new_mean, new_var)]
+
+
+def _batch_norm_relu_gradients(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    inv_std: Tensor,
+    mask: Sequence[bool],
+) -> Any:
+    scale = torch.ones_like(mean) if weight is None else weight
+    op = instance(BatchNormReluGrad)
+    if not _has_channels_last(x):
+        return _of_mask(run, op, (dy, x, y, scale, mean, inv_std), mask)
+    images = [_rows_of(each) for each in (dy, x, y)]
+    results = _of_mask(run, op, (*images, scale, mean, inv_std), mask)
+    computed = results if isinstance(results, tuple) else (results,)
+    return tuple([each if each.dim() == 1 else _images_of(each, x) for each in computed])
+
+
+def _save_batch_norm_relu(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+    x, weight, *_ = arguments
+    y, *statistics = results  # one tensor, or two
+    ctx.save_for_backward(x, weight, y, *statistics[:2])
+
+
+def _batch_norm_relu_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
+    x, weight, y, *statistics = ctx.saved_tensors
+    mean, inv_std = statistics if len(statistics) == 2 else statistics[0].unbind()
+    mask = tuple(ctx.needs_input_grad[:4])
+    door = DOORS["batch_norm_relu_backward"]
+    return *door.masked(dy, x, y, weight, mean, inv_std, mask), None, None, None, None
+
+
 def _embedding(_: Run, weight: Tensor, indices: Tensor, padding_idx: int) -> Tensor:
     return torch.embedding(weight, indices, padding_idx)
 
@@ -253,6 +361,23 @@ DOORS = register(
             "-> (Tensor, Tensor, Tensor)",
             _padding(_pair_gradients),
             masked=_pair_gradients,
+        ),
+        CustomOp(
+            "batch_norm_relu(Tensor input, Tensor? weight, Tensor? bias, Tensor? residual, "
+            "Tensor? running_mean, Tensor? running_var, float momentum=0.1, float eps=1e-05) "
+            "-> (Tensor output, Tensor mean, Tensor inv_std, "
+            "Tensor new_running_mean, Tensor new_running_var)",
+            _batch_norm_relu,
+            _save_batch_norm_relu,
+            _batch_norm_relu_derivative,
+            first=_batch_norm_relu_in_place,
+        ),
+        CustomOp(
+            "batch_norm_relu_backward(Tensor grad, Tensor input, Tensor output, Tensor? weight, "
+            "Tensor mean, Tensor inv_std, bool[4] output_mask) "
+            "-> (Tensor, Tensor, Tensor, Tensor)",
+            _padding(_batch_norm_relu_gradients),
+            masked=_batch_norm_relu_gradients,
         ),
         CustomOp(
             "embedding(Tensor weight, Tensor indices, int padding_idx=-1) -> Tensor",

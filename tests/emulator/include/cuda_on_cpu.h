@@ -35,4 +35,5 @@
 #include "emulated/memory.h"
 #include "emulated/synchronization.h"
 #include "emulated/matrix_products.h"
+#include "emulated/warpgroup_products.h"
 #include "emulated/trampoline.h"

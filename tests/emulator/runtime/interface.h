@@ -54,6 +54,7 @@ enum class WarpOperation {
   kMatchAny,
   kMatchAll,
   kMultiply,
+  kMultiplyGroup,
   kAdd,
   kMin,
   kMax,
@@ -84,6 +85,21 @@ struct Fragments {
   const uint32_t* b;
 };
 
+// A thread's part of a product of its warpgroup: matrix descriptors of A and B, and its sums.
+struct GroupProduct {
+  Element type;
+  unsigned columns;
+  bool a_transposed, b_transposed;
+  uint64_t a, b;
+  float* d;
+};
+
+// Of the current thread.
+void fence_products();
+void end_group_of_products();
+void wait_for_products(size_t n_groups_left, Site site);
+void forget_products();  // of a thread that begins: what was left there by another
+
 // Memory -------------------------------------------------------------------------------------
 
 struct Extent {
@@ -106,6 +122,12 @@ void begin_copy(const AsyncCopy& copy);
 void end_group_of_copies();
 // The next one of all groups but the last so many, if any is left.
 bool next_copy(size_t n_groups_left, AsyncCopy& copy);
+
+// The address in the window of shared memory that descriptors use.
+uint32_t shared_address(const void* pointer, Site site);
+
+// What the current thread has written to shared memory becomes visible to products of warpgroups.
+void order_proxy();
 
 // Around an atomic operation.
 void begin_atomic(const void* address, uintptr_t bytes);

@@ -24,14 +24,13 @@ float from_half(uint32_t bits) {
   return from_bits(sign | 0x3F800000) * (from_bits(magnitude << 13) * 0x1p112f);
 }
 
-// Element `p` of a word.
+}  // namespace
+
 float element(Element type, uint32_t word, unsigned p) {
-  if (type == Element::kFloat) return from_bits(word);
+  if (type == Element::kFloat) return from_bits(word & 0xFFFFE000);  // TF32: others are cut off
   const uint32_t bits = word >> 16 * p & 0xFFFF;
   return type == Element::kHalf ? from_half(bits) : from_bits(bits << 16);
 }
-
-}  // namespace
 
 void multiply_fragments(Warp& warp) {
   const auto of_lane = [&](unsigned lane) -> const Fragments& {

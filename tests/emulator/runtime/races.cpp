@@ -42,8 +42,11 @@ std::vector<Byte> dynamic_bytes;
 uint64_t now = 1;
 uint64_t block_ordered;
 uint64_t warp_ordered[kMaxWarps];
+uint64_t block_began;
+uint64_t proxy_ordered[kMaxWarps * kWarpSize];
 
 unsigned thread_of(Stamp stamp) { return stamp & (kAtomic - 1); }
+uint64_t time_of(Stamp stamp) { return stamp >> (kThreadBits + 1); }
 
 Stamp stamp_of_current() {
   return now << (kThreadBits + 1) | (access_is_atomic ? kAtomic : 0) | current_thread();
@@ -51,7 +54,7 @@ Stamp stamp_of_current() {
 
 // Whether the access of the stamp may happen after, or while, what the current thread does.
 bool is_unordered(Stamp stamp) {
-  const uint64_t time = stamp >> (kThreadBits + 1);
+  const uint64_t time = time_of(stamp);
   if (time < block_ordered) return false;
   const unsigned other = thread_of(stamp), own = current_thread();
   if (other == own || (access_is_atomic && (stamp & kAtomic))) return false;
@@ -64,9 +67,13 @@ bool is_unordered(Stamp stamp) {
               other_is_store, return_address);
 }
 
+std::vector<Byte>& bytes_of(const SharedRange& range) {
+  return &range == &dynamic_shared_range ? dynamic_bytes : static_bytes;
+}
+
 void note(const SharedRange& range, uintptr_t address, uintptr_t bytes, bool is_store,
           void* return_address) {
-  std::vector<Byte>& all = &range == &dynamic_shared_range ? dynamic_bytes : static_bytes;
+  std::vector<Byte>& all = bytes_of(range);
   const Stamp own = stamp_of_current();
   for (uintptr_t i = address - range.begin; i < address - range.begin + bytes; ++i) {
     if (i >= range.bytes) return;
@@ -98,9 +105,25 @@ void watch_shared_memory(SharedRange of_variables, SharedRange dynamic) {
   if (dynamic_bytes.size() < dynamic.bytes) dynamic_bytes.resize(dynamic.bytes);
 }
 
+void begin_block() {
+  order_block();
+  block_began = now;
+}
+
 void order_block() { block_ordered = ++now; }
 
 void order_warp(unsigned warp) { warp_ordered[warp] = ++now; }
+
+void order_proxy() { proxy_ordered[current_thread()] = ++now; }
+
+bool is_hidden_from_proxy(const SharedRange& range, uintptr_t address, uintptr_t bytes) {
+  for (uintptr_t i = address - range.begin; i < address - range.begin + bytes; ++i) {
+    const Stamp write = bytes_of(range)[i].write;
+    if (time_of(write) >= block_began && time_of(write) >= proxy_ordered[thread_of(write)])
+      return true;
+  }
+  return false;
+}
 
 void begin_atomic(const void* address, uintptr_t bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(address);

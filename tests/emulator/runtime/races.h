@@ -21,6 +21,9 @@ inline bool holds(const SharedRange& range, uintptr_t address) {
 
 void watch_shared_memory(SharedRange of_variables, SharedRange dynamic);
 
+// A block begins: what earlier ones wrote does not count.
+void begin_block();
+
 // All that came before in the block, or in a warp, comes before all that follows.
 void order_block();
 void order_warp(unsigned warp);
@@ -28,5 +31,8 @@ void order_warp(unsigned warp);
 // An access of the current thread to one of the ranges.
 void note_shared_access(const SharedRange& range, uintptr_t address, uintptr_t bytes,
                         bool is_store, void* return_address);
+
+// Whether a thread of the block wrote to these bytes without an order_proxy since.
+bool is_hidden_from_proxy(const SharedRange& range, uintptr_t address, uintptr_t bytes);
 
 }  // namespace emulator

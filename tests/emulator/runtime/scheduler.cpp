@@ -7,6 +7,7 @@
 #include "races.h"
 #include "wait_report.h"
 #include "warp_operations.h"
+#include "warpgroup_products.h"
 
 uint3 threadIdx;
 uint3 blockIdx;
@@ -123,7 +124,8 @@ BarrierVotes wait_at(Barrier& barrier, unsigned threads, bool predicate, Site si
 }
 
 void prepare_block() {
-  order_block();
+  begin_block();
+  begin_products_of_block();
   std::memset(warps, 0, sizeof warps);
   runnable_warps = 0;
   std::memset(barriers, 0, sizeof barriers);
@@ -188,6 +190,7 @@ void suspend_thread() {
 }
 
 void finish_thread() {
+  require_no_products();
   Warp& warp = current_warp();
   warp.live &= ~(1u << current_lane());
   --live_threads;

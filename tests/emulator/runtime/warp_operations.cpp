@@ -7,6 +7,7 @@
 
 #include "matrix_products.h"
 #include "races.h"
+#include "warpgroup_products.h"
 
 namespace emulator {
 
@@ -96,6 +97,7 @@ void store_results(Warp& warp, uint32_t group) {
   const WarpOperation operation = warp.calls[__builtin_ctz(group)]->operation;
   if (operation == WarpOperation::kSynchronize) return;
   if (operation == WarpOperation::kMultiply) return multiply_fragments(warp);
+  if (operation == WarpOperation::kMultiplyGroup) return begin_products(warp);
   if (operation == WarpOperation::kBallot) {
     const uint32_t votes = group & ~lanes_with_value(warp, group, 0);
     for_each_lane(group, [&](unsigned l) { warp.calls[l]->result = votes; });
@@ -124,8 +126,11 @@ void complete_operation_if_full(Warp& warp, unsigned lane) {
   const uint32_t group = call.mask & warp.live;
   if (call.operation == WarpOperation::kActiveMask || (warp.at_operation & group) != group) return;
   check_agreement(warp, call, group);
-  if (call.operation == WarpOperation::kMultiply && group != ~0u)
-    fail(call.site, "mma.sync: of the warp only lanes 0x%08x take part", group);
+  const bool multiplies = call.operation == WarpOperation::kMultiply ||
+                          call.operation == WarpOperation::kMultiplyGroup;
+  if (multiplies && group != ~0u)
+    fail(call.site, "%s: of the warp only lanes 0x%08x take part",
+         operation_name(call.operation), group);
   store_results(warp, group);
   if (call.operation == WarpOperation::kSynchronize) order_warp(current_thread() / kWarpSize);
   release_lanes(warp, group);
@@ -145,7 +150,7 @@ const char* operation_name(WarpOperation operation) {
   static const char* const names[] = {
       "__syncwarp",      "__activemask",     "__shfl_sync",         "__shfl_up_sync",
       "__shfl_down_sync", "__shfl_xor_sync", "vote (ballot, any, all)", "__match_any_sync",
-      "__match_all_sync", "mma.sync", "__reduce_add_sync", "__reduce_min_sync",  "__reduce_max_sync",
+      "__match_all_sync", "mma.sync", "wgmma", "__reduce_add_sync", "__reduce_min_sync",  "__reduce_max_sync",
       "__reduce_and_sync", "__reduce_or_sync", "__reduce_xor_sync"};
   return names[static_cast<int>(operation)];
 }

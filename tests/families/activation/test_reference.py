@@ -106,6 +106,34 @@ def test_forward_with_bias_is_forward_of_the_sum(rng) -> None:
     assert_matches(get_op("FastGelu")()(x, b), FORWARD["FastGeluGrad"](x + b))
 
 
+GATED = {
+    "SwiGlu": lambda a, b: jax.nn.silu(a) * b,
+    "FastGeGlu": lambda a, b: jax.nn.gelu(a, approximate=True) * b,
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=dtype_name)
+def test_gated_activations_are_jax_products(rng, name, dtype) -> None:
+    """Values, and both gradients by automatic differentiation."""
+    dy, a, b = (2 * rng.standard_normal((3, 700))).astype(dtype)
+    inputs = (a.astype(FLOAT64), b.astype(FLOAT64))
+    assert_matches(get_op(name)()(a, b), np.asarray(GATED[name](*inputs)).astype(dtype))
+    expected = vjp(GATED[name], inputs, dy.astype(FLOAT64))
+    for found, wanted in zip(get_op(f"{name}Grad")()(dy, a, b), expected, strict=True):
+        assert_matches(found, wanted.astype(dtype))
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_gated_activations_at_the_limits(name) -> None:
+    """The gate is 0 at minus infinity, and its slope; NaN where an infinity meets that."""
+    a, b = np.array([-INF, -INF, INF, INF, NAN, 1.0]), np.array([2.0, INF, 2.0, -2.0, 2.0, NAN])
+    assert_matches(get_op(name)()(a, b), np.array([0, NAN, INF, -INF, NAN, NAN]))
+    da, db = get_op(f"{name}Grad")()(np.ones(6), a, b)
+    assert_matches(da, np.array([0, NAN, 2, -2, NAN, NAN]))
+    assert_matches(db[:4], np.array([0, 0, INF, INF]))
+
+
 # ---- values worked by hand or recorded in upstream's tests; limits -------------------------------
 
 HAND = [-1, 0, 1, 100, -100, 1000, -1000]

@@ -103,6 +103,12 @@ def test_any_lengths(run, rng, monkeypatch, dtype, device) -> None:
     compare()
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_lengths_beyond_all_extents(run, rng, is_causal) -> None:
+    arrays = [*normal(rng, (4, 2, 2, 9, 9, 8, 8)), None, np.array([2**63 - 1, 2**32, -1, -(2**63)])]
+    check(run, arrays, BFLOAT16, is_causal=is_causal)
+
+
 @pytest.mark.parametrize(
     "dtype", [pytest.param(FLOAT32, marks=pytest.mark.thorough), BFLOAT16], ids=dtype_name
 )

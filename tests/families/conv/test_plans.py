@@ -66,7 +66,7 @@ def layer(
     )
 
 
-def plans(c: Convolution, dtype: Any, device: Device = H200, tf32: bool = False) -> dict[str, Plan]:
+def plans(c: Convolution, dtype: Any, device: Device = H200, tf32: int = 0) -> dict[str, Plan]:
     x, y, w = (Spec(shape, dtype) for shape in (c.x_shape, c.y_shape, c.w_shape))
     return {
         "Y": conv.plan_wanted(device, c, Wanted(x, x, w, y), tf32=tf32),
@@ -113,7 +113,7 @@ def test_variants_of_known_layers(name) -> None:
         names = ("image", "weight", "staged", "direct")
         kernels = (main(found["X"], *names), main(found["W"], *names))
         assert kernels == TABLE[name]
-    for tf32 in (False, True):
+    for tf32 in (0, 1):
         found = plans(layer(*LAYERS[name]), FLOAT32, tf32=tf32)
         is_staged = name not in ("conv1", "l1 1x1", "l1 1x1b")
         for of, gathered in (("X", "image"), ("W", "weight")):
@@ -122,7 +122,7 @@ def test_variants_of_known_layers(name) -> None:
             if tf32 and name == "conv1":
                 expected = f"direct_{gathered}"
             assert main(found[of], gathered, "staged", "direct")[0] == expected
-        assert launches(found["X"])[-1].slots["TF32"] == str(int(tf32))
+        assert launches(found["X"])[-1].slots["TF32"] == str(tf32)
 
 
 def test_warpgroups_multiply_halves_where_a_device_has_them() -> None:
@@ -213,8 +213,26 @@ def test_offsets_have_64_bits_where_an_image_is_large() -> None:
 
 def test_old_gpus_have_no_tensor_cores_for_tf32() -> None:
     for capability, is_there in (((7, 5), "0"), ((8, 0), "1")):
-        found = plans(layer(*LAYERS["l2 3x3"]), FLOAT32, Device(80, capability), tf32=True)
+        found = plans(layer(*LAYERS["l2 3x3"]), FLOAT32, Device(80, capability), tf32=1)
         assert launches(found["X"])[0].slots["TF32"] == is_there
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_three_products_are_of_staged_arrays(name) -> None:
+    """In tiles of their own; the first layer, which is not staged, is multiplied exactly."""
+    c = layer(*LAYERS[name])
+    found, exact = plans(c, FLOAT32, tf32=3), plans(c, FLOAT32)
+    for key in "YXW":
+        if name == "conv1":
+            assert str(found[key]) == str(exact[key])
+            continue
+        (step,) = (s for s in launches(found[key]) if s.symbol == "conv__staged")
+        assert (step.slots["TF32"], step.slots["ROWS"]) == ("3", "64")
+    for device in (H200, Device(80, (7, 5))):
+        for dtype in FLOATS:
+            if dtype != FLOAT32 or device is not H200:
+                same = (str(plans(c, dtype, device, tf32=tf32)) for tf32 in (0, 3))
+                assert len(set(same)) == 1
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -274,7 +292,7 @@ def test_residues_of_few_channels_are_rows_of_one_tile() -> None:
 def test_small_groups_are_joined() -> None:
     """16 of 4 channels to one."""
     c = layer(128, 128, 56, 3, 1, group=32)
-    for dtype, tf32 in ((FLOAT16, False), (FLOAT32, True), (FLOAT32, False)):
+    for dtype, tf32 in ((FLOAT16, 0), (FLOAT32, 1), (FLOAT32, 0), (FLOAT32, 3)):
         assert main(plans(c, dtype, tf32=tf32)["X"], "image", "staged")[0] == "staged"
     _, staged, total = launches(plans(c, FLOAT16)["W"])
     assert (staged.args[13]["groups"], staged.args[13]["padded_channels"]) == (2, 64)
@@ -292,7 +310,7 @@ MEASURED = {  # halves multiplied by warps, or by warpgroups
     for path in sorted(DATA.glob("conv_variants*.json"))
 }
 each = pytest.mark.parametrize("measured", MEASURED.values(), ids=MEASURED)
-TYPES = {"f2": (FLOAT16, False), "f4,tf32": (FLOAT32, True)}
+TYPES = {"f2": (FLOAT16, 0), "f4,tf32": (FLOAT32, 1)}
 
 
 def chosen(device: Device, shape: dict[str, Any]) -> str:
@@ -306,7 +324,7 @@ def chosen(device: Device, shape: dict[str, Any]) -> str:
     c = get_op("ConvGrad")(group=group, **how).convolution(x, w).padded_to(AXES)
     if not plan_model.staged_weight(device, c, Wanted(x, Spec(c.y_shape, dtype)), tf32):
         return "gathered"
-    tiles = plan_model.weight_tiles(device, c, dtype)
+    tiles = plan_model.weight_tiles(device, c, dtype, tf32)
     return f"{tiles.rows} x {tiles.parts}"
 
 

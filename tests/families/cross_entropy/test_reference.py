@@ -22,6 +22,7 @@ from cupy_training_ops.testing.compare import assert_matches
 jax.config.update("jax_enable_x64", True)
 
 INF = math.inf
+NAN = float("nan")
 ANSWERS = np.load(Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz")
 IGNORED = 2
 SHAPES = [(7, 5), (3, 5, 4), (2, 5, 3, 2)]
@@ -268,21 +269,113 @@ def test_regularized_losses_are_pytorchs_parts(anywhere, rng, terms, reduction) 
     assert_matches(anywhere.host(gradient), theirs.grad.numpy())
 
 
+@reductions
+@pytest.mark.parametrize("terms", TERMS)
+def test_losses_against_probabilities_are_pytorchs(anywhere, rng, terms, reduction) -> None:
+    """With weights of classes; gradients of scores and of probabilities."""
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
+    scores, _, weights = rows(rng, (4, 6, 5))
+    probabilities = rng.dirichlet(np.ones(6), (4, 5)).transpose(0, 2, 1).astype(scores.dtype)
+    theirs, target = (torch.tensor(x, requires_grad=True) for x in (scores, probabilities.copy()))
+    capped, cap = theirs, terms.get("softcap", 0)
+    if cap:
+        capped = cap * torch.tanh(theirs / cap)
+    smoothing, square = terms.get("label_smoothing", 0), terms.get("lse_square_scale", 0)
+    of_classes = torch.tensor(weights)
+    named = {"label_smoothing": smoothing, "reduction": "none"}
+    losses = torch.nn.functional.cross_entropy(capped, target, of_classes, **named)
+    losses = losses + square * capped.logsumexp(1).square()
+    wanted = {"none": losses, "sum": losses.sum(), "mean": losses.mean()}[reduction]
+    wanted.sum().backward()
+    placed = [*map(anywhere.place, (scores, np.ascontiguousarray(probabilities), weights))]
+    found = apply("DenseCrossEntropyLossAndGrad", *placed, reduction=reduction, **terms)
+    expected = wanted.detach(), theirs.grad, target.grad
+    for actual, exact in zip(found, expected, strict=True):
+        assert_matches(anywhere.host(actual), exact.numpy())
+
+
+@reductions
+def test_labels_smoothed_with_weights_are_pytorchs(anywhere, rng, reduction) -> None:
+    """A class of weight 0 among the labels, whose rows have the smoothed part alone."""
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
+    scores, labels, weights = rows(rng, (4, 6, 5))
+    weights[2], labels[0, :2] = 0, 2
+    theirs = torch.tensor(scores, requires_grad=True)
+    wanted = torch.nn.functional.cross_entropy(
+        theirs,
+        *map(torch.tensor, (labels, weights)),
+        ignore_index=IGNORED,
+        reduction=reduction,
+        label_smoothing=0.2,
+    )
+    wanted.sum().backward()
+    found = apply(
+        "MeasuredCrossEntropyLossAndGrad",
+        *map(anywhere.place, (scores, labels, weights)),
+        IGNORED,
+        reduction=reduction,
+        label_smoothing=0.2,
+    )
+    assert_matches(anywhere.host(found[0]), wanted.detach().numpy())
+    assert_matches(anywhere.host(found[1]), theirs.grad.numpy())
+    assert not anywhere.host(found[2]).any()
+
+
+def test_predicted_classes(anywhere) -> None:
+    """The first of equal ones, -1 in ignored rows, and where softmax is NaN."""
+    scores = np.full((7, 40), -1, np.float32)
+    scores[0, 7], scores[1, [3, 9, 39]], scores[2, 39], scores[3, 5] = 2, 2, 2, NAN
+    scores[4], scores[5, 1] = -INF, INF
+    labels = np.array([7, 9, 0, 5, 0, 1, IGNORED])
+    found = apply(
+        "MeasuredCrossEntropyLossAndGrad",
+        *map(anywhere.place, (scores, labels)),
+        None,
+        IGNORED,
+    )
+    assert anywhere.host(found[3]).tolist() == [7, 3, 39, -1, -1, -1, -1]
+
+
+def test_probabilities_of_0_and_rows_of_weight_0_have_no_part(anywhere) -> None:
+    """-infinity beside a probability of 0 is a class that is masked; PyTorch's loss is NaN."""
+    scores = np.array([[0, -INF, 0], [NAN, INF, 0], [0, -INF, 0]], np.float32)
+    target = np.array([[0.5, 0, 0.5], [1, 0, 0], [0.5, 0.5, 0]], np.float32)
+    weights = np.array([1, 0, 1], np.float32)
+    placed = [*map(anywhere.place, (scores, target))], anywhere.place(weights)
+    found = apply("DenseCrossEntropyLossAndGrad", *placed[0], None, placed[1], reduction="none")
+    loss, of_scores, of_target = map(anywhere.host, found)
+    assert_matches(loss, np.array([np.log(2), 0, INF], np.float32))
+    assert not of_scores[[0, 1]].any()
+    assert not of_target[1].any()
+    assert of_target[0, 1] == INF
+
+
 @pytest.mark.parametrize(
-    ("attributes", "weighted", "message"),
+    ("attributes", "message"),
     [
-        (
-            {"label_smoothing": 1.5},
-            False,
-            "label_smoothing: expected a number from 0 to 1, got 1.5",
-        ),
-        ({"softcap": -1.0}, False, "softcap: expected a finite number of at least 0, got -1.0"),
-        ({"label_smoothing": 0.1}, True, "weights: expected None with label_smoothing"),
+        ({"label_smoothing": 1.5}, "label_smoothing: expected a number from 0 to 1, got 1.5"),
+        ({"softcap": -1.0}, "softcap: expected a finite number of at least 0, got -1.0"),
     ],
 )
-def test_terms_that_are_refused(rng, attributes, weighted, message) -> None:
-    scores, labels, weights = rows(rng, (4, 6))
+def test_terms_that_are_refused(rng, attributes, message) -> None:
+    scores, labels, _ = rows(rng, (4, 6))
     with pytest.raises(ArgumentError, match=message):
-        apply(
-            "CrossEntropyLossAndGrad", scores, labels, weights if weighted else None, **attributes
-        )
+        apply("CrossEntropyLossAndGrad", scores, labels, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("place", "shape", "message"),
+    [
+        (0, (4,), r"scores: expected shape \(N, C, \.\.\.\), got shape \(4,\)"),
+        (1, (4, 5), r"target: expected shape \(4, 6\), as scores, got shape \(4, 5\)"),
+        (2, (5,), r"weights: expected shape \(6,\), as the classes, got shape \(5,\)"),
+        (3, (5,), r"row_weights: expected shape \(4,\), as scores without classes"),
+    ],
+)
+def test_shapes_that_are_refused_against_probabilities(place, shape, message) -> None:
+    inputs = [np.zeros(s, np.float32) for s in ((4, 6), (4, 6), (6,), (4,))]
+    inputs[place] = np.zeros(shape, np.float32)
+    if place == 0:
+        inputs[1] = inputs[0]
+    with pytest.raises(ArgumentError, match=message):
+        apply("DenseCrossEntropyLossAndGrad", *inputs)

@@ -58,6 +58,11 @@ CTO_STORE(__stwt)
 
 #undef CTO_STORE
 
+inline size_t __cvta_generic_to_shared(const void* pointer,
+                                       emulator::Site site = emulator::here()) {
+  return emulator::shared_address(pointer, site);
+}
+
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __threadfence_system() {}

@@ -50,6 +50,7 @@ struct Trampoline<kernel> {
   static void run_threads([[maybe_unused]] void** arguments, std::index_sequence<i...>) {
     for (;;) {
       forget_copies();
+      forget_products();
       kernel(*static_cast<P*>(arguments[i])...);
       finish_thread();
     }

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+// relu after batch normalisation: the residual that is added before it, and the mask of its gradient.
+// Operators have ADDS or MASKS where the slot RELU is 1; else nothing of this is compiled.
+#pragma once
+#include "batch_norm/facts.cuh"
+#include "core/types.cuh"
+#include "core/vec.cuh"
+
+namespace cto::batch_norm::relu {
+
+using vec::Vec;
+
+// dY of element i of slot u, arrays (X, dY, Y): 0 where relu gave 0. Y that is NaN lets it pass, as in
+// PyTorch.
+template <class Rows>
+__device__ __forceinline__ auto masked_slope(const Rows& rows, int u, int i) {
+    const auto slope = rows.at(1, u, i);
+    return rows.at(2, u, i) <= 0 ? decltype(slope + slope)(0) : slope;
+}
+
+// The residual's elements of DEPTH slots of W elements of a thread; zeros where there is none.
+template <class Op, int W, int DEPTH>
+struct Residuals {
+    using T = typename Op::T;
+    using A = typename Op::A;
+    using Unit = vec::Unit<T, vec::IN_WORDS<T, W>>;
+    using Register = typename Unit::Register;
+    using Slot = Vec<Register, W * sizeof(T) / sizeof(Register)>;
+
+    Slot registers[DEPTH];
+
+    // Loads slot u from `element` on, if it exists. Not aligned: only its first n_columns elements.
+    __device__ void load(const Op& op, int u, i64 element, bool exists, bool aligned = true,
+                         u32 n_columns = W) {
+        registers[u] = {};
+        if (!exists || !op.residual) return;
+        const T* const from = op.residual + element;
+        if (aligned) {
+            registers[u] = vec::load_streaming(reinterpret_cast<const Slot*>(from));
+        } else {
+            const auto elements = vec::load_elements<T, W>(from, 0, n_columns);
+            registers[u] = *reinterpret_cast<const Slot*>(&elements);
+        }
+    }
+    // values = relu(values + residual). NaN stays NaN.
+    __device__ void rectify(A (&values)[W], int u) const {
+#pragma unroll
+        for (int i = 0; i < W; ++i) {
+            const A sum = values[i] + Unit::at(registers[u].at, i);
+            values[i] = sum <= 0 ? A(0) : sum;
+        }
+    }
+};
+
+// Stores the results of slot u at `to`, where it has a result: store(to, values). Of the gradient
+// also that of the residual, at `element` of its array.
+template <class Op, class Rows, int W, class Store>
+__device__ __forceinline__ void store_results(const Op& op, const Rows& rows, int u,
+                                              typename Op::T* to, i64 element,
+                                              typename Op::A (&values)[W], const Store& store) {
+    if constexpr (Op::MASKS) {
+        if (op.result) store(to, values);
+        if (!op.residual_grad) return;
+#pragma unroll
+        for (int i = 0; i < W; ++i) values[i] = masked_slope(rows, u, i);
+        store(op.residual_grad + element, values);
+    } else {
+        store(to, values);
+    }
+}
+
+}  // namespace cto::batch_norm::relu

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+// Capped scores: cap tanh(x / cap), or x where cap is 0. -inf stays: masked classes have no part.
+#pragma once
+#include "algorithm/row_softmax.cuh"
+
+namespace cto::cross_entropy::capped {
+
+using namespace row_softmax;
+
+__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
+__device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
+
+template <class A>
+struct Cap {
+    A cap;
+
+    __device__ __forceinline__ A operator()(A x) const {
+        return cap == 0 || x == negative_infinity<A>() ? x : cap * tanh_of(x / cap);
+    }
+    // The derivative where the capped score is s.
+    __device__ __forceinline__ A slope(A s) const {
+        if (cap == 0) return 1;
+        if (s == negative_infinity<A>()) return 0;
+        const A t = s / cap;
+        return (1 - t) * (1 + t);
+    }
+};
+
+// Hides from the compiler that x is the same as before.
+__device__ __forceinline__ void hide(float& x) {
+#ifndef __CUDA_CPU__
+    asm("" : "+f"(x));
+#endif
+}
+__device__ __forceinline__ void hide(double& x) {
+#ifndef __CUDA_CPU__
+    asm("" : "+d"(x));
+#endif
+}
+
+// LineReader::renew also of wide elements: the compiler would keep what it computed of them, caps or
+// shares, from one use to the next, for which there are too few registers.
+template <class E, int WIDTH, int DEPTH>
+__device__ __forceinline__ void renew_all(LineReader<E, WIDTH, DEPTH>& reader, u32 zero) {
+    reader.renew(zero);
+    if constexpr (sizeof(E) >= sizeof(float)) {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) hide(reader.registers[u].at[i]);
+    }
+}
+
+// LineReader whose elements are capped.
+template <class E, int WIDTH, int DEPTH>
+struct CappedReader : LineReader<E, WIDTH, DEPTH> {
+    using Base = LineReader<E, WIDTH, DEPTH>;
+    using A = Acc<E>;
+    Cap<A> cap;
+    A edge;
+
+    __device__ __forceinline__ CappedReader(const Line<WIDTH, DEPTH>& line, const E* array,
+                                            Cap<A> cap)
+        : Base(line, array, from_acc<E>(negative_infinity<A>())),
+          cap(cap),
+          edge(cap(to_acc(Base::edge))) {}
+    __device__ __forceinline__ A at(int u, int i) const { return cap(Base::at(u, i)); }
+    __device__ __forceinline__ void renew(u32 zero) { renew_all<E, WIDTH, DEPTH>(*this, zero); }
+    __device__ __forceinline__ A largest(A least) const {
+        return larger(least, cap(Base::largest(negative_infinity<A>())));
+    }
+};
+
+}  // namespace cto::cross_entropy::capped

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""Residual networks of torchvision: batch norms with the residual and relu after them.
+
+`convert` swaps them only if `also` names them, as their gain in a model is not measured yet. In
+evaluation, in exported programs, and if a batch norm or relu was replaced or got hooks since, a
+module runs its own pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
+
+from . import nn
+from .batch_norm import batch_norm_relu
+
+NAMES = ("BasicBlock", "Bottleneck", "ResNet", "Sequential")
+
+_TORCHVISION = "torchvision.models.resnet"
+_Module = Any  # of torchvision, whose classes have no common type for their parts
+
+
+def replacement(name: str, module: torch.nn.Module) -> Any:
+    """Return the class for a module of the class `name`, why it is left, or None for others."""
+    cls: Any = type(module)
+    if nn.is_replacing(cls):
+        return None
+    if name == "Sequential":
+        return _of_sequence(module) if isinstance(module, torch.nn.Sequential) else None
+    if (_TORCHVISION, name) not in [(base.__module__, base.__name__) for base in cls.__mro__]:
+        return None
+    if (cls.__module__, cls.__name__) != (_TORCHVISION, name):
+        return f"a subclass of {name}, which may compute something else"
+    reasons = (_reason(module, *pair) for pair in _PAIRS[name])
+    return next(filter(None, reasons), None) or subclass_of(cls)
+
+
+@functools.cache
+def subclass_of(cls: Any) -> Any:
+    """Return the subclass of a class with its forward pass of this module."""
+    if issubclass(cls, torch.nn.Sequential):
+        return nn.replacing(cls, _forward_of_sequence, subclass_of)
+    if cls.__name__ == "ResNet":
+        return nn.replacing(cls, _resnet_forward(cls), subclass_of)
+    return nn.replacing(cls, _block_forward(cls), subclass_of)
+
+
+# ---- batch norms and relus that can be one ------------------------------------------------------
+
+# Names of batch norms and of the relus after them, in the order in which a module calls them.
+_PAIRS = {
+    "BasicBlock": (("bn1", "relu"), ("bn2", "relu")),
+    "Bottleneck": (("bn1", "relu"), ("bn2", "relu"), ("bn3", "relu")),
+    "ResNet": (("bn1", "relu"),),
+}
+_BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _reason(module: _Module, norm_name: str, relu_name: str) -> str:
+    """Return why a batch norm and a relu cannot be computed as one, or ""."""
+    norm, relu = module._modules.get(norm_name), module._modules.get(relu_name)
+    if type(norm) not in _BATCH_NORMS:
+        return f"{norm_name} is a {type(norm).__name__}, not PyTorch's own BatchNorm2d"
+    if type(relu) not in (torch.nn.ReLU, nn.ReLU):
+        return f"{relu_name} is a {type(relu).__name__}, not a ReLU"
+    for name, each in ((norm_name, norm), (relu_name, relu)):
+        if any(getattr(each, hooks) for hooks in _HOOKS):
+            return f"{name} has hooks, which would not be called"
+        if "forward" in vars(each):
+            return f"{name} has a forward pass of its own"
+    return ""
+
+
+def _applies(module: _Module, input: object, norm: str, relu: str) -> bool:
+    """Return True if the batch norm and the relu of a module are to be one in this call."""
+    is_training = getattr(module._modules.get(norm), "training", False)
+    is_whole = is_training and not _reason(module, norm, relu) and not _has_any_global_hook()
+    return is_whole and not nn.is_exported(input)
+
+
+def _norm_relu(norm: _Module, input: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Call a batch norm in training, a residual's addition and relu as one."""
+    norm._check_input_dim(input)
+    factor = 0.0 if norm.momentum is None else norm.momentum
+    if norm.track_running_stats and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if norm.momentum is None:
+            factor = 1.0 / float(norm.num_batches_tracked)
+    mean, var = (norm.running_mean, norm.running_var) if norm.track_running_stats else (None, None)
+    return batch_norm_relu(
+        input, mean, var, norm.weight, norm.bias, True, factor, norm.eps, residual=residual
+    )
+
+
+# ---- modules that have them ----------------------------------------------------------------------
+
+
+def _block_forward(cls: Any) -> Callable[..., Any]:
+    """Make the pass of a block: convolutions, each with batch norm and relu, the last plus x."""
+    pairs = _PAIRS[cls.__name__]
+
+    def forward(self: Any, x: Tensor) -> Any:
+        if not all(_applies(self, x, *pair) for pair in pairs):
+            return cls.forward(self, x)
+        out, residual = x, x
+        for i in range(1, len(pairs)):
+            out = getattr(self, f"conv{i}")(out)
+            out = _norm_relu(getattr(self, f"bn{i}"), out)
+        last = len(pairs)
+        out = getattr(self, f"conv{last}")(out)
+        if self.downsample is not None:
+            residual = self.downsample(x)
+        return _norm_relu(getattr(self, f"bn{last}"), out, residual)
+
+    return forward
+
+
+def _resnet_forward(cls: Any) -> Callable[..., Any]:
+    """Make the pass of a network, whose stem has a batch norm and a relu."""
+
+    def forward(self: Any, x: Tensor) -> Any:
+        if not _applies(self, x, *_PAIRS["ResNet"][0]):
+            return cls.forward(self, x)
+        x = self.maxpool(_norm_relu(self.bn1, self.conv1(x)))
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = layer(x)
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+    return forward
+
+
+def _neighbours(module: _Module) -> Iterator[tuple[str, str]]:
+    """Yield the names of batch norms of a sequence and of the relus right after them."""
+    names = list(module._modules)
+    for norm, relu in itertools.pairwise(names):
+        is_norm = isinstance(module._modules[norm], torch.nn.modules.batchnorm._BatchNorm)
+        if is_norm and isinstance(module._modules[relu], torch.nn.ReLU):
+            yield norm, relu
+
+
+def _of_sequence(module: torch.nn.Sequential) -> Any:
+    """Return the class for a sequence, why it is left, or None without a batch norm before relu."""
+    pairs = list(_neighbours(module))
+    if not pairs:
+        return None
+    if type(module).forward is not torch.nn.Sequential.forward:
+        return "a subclass of Sequential with a forward pass of its own"
+    reasons = [_reason(module, *pair) for pair in pairs]
+    cls: Any = type(module)
+    return reasons[0] if all(reasons) else subclass_of(cls)
+
+
+def _forward_of_sequence(self: Any, input: Any) -> Any:
+    """Call the modules of a sequence, a batch norm and the relu after it as one."""
+    pairs = {norm: relu for norm, relu in _neighbours(self) if _applies(self, input, norm, relu)}
+    skipped = None
+    for name, module in self._modules.items():
+        if name == skipped:
+            continue
+        if name in pairs and isinstance(input, Tensor):
+            input, skipped = _norm_relu(module, input), pairs[name]
+        else:
+            input = module(input)
+    return input

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: MIT
+"""Language models of the library transformers: head and loss as one, norms, gated layers, gelus.
+
+A module's new class is a subclass of its own that has another forward pass. Where that pass does
+not apply, in exported programs and for compilers that fuse it, the module's own pass runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import functional, nn
+from .to_pytorch import Unserved, call_pytorch
+
+RMS_NORM = "RMSNorm"  # the end of class names
+
+_Forward = Callable[..., Any]
+_Module = Any  # of transformers, whose classes have no common type for their parts
+
+
+def replacement(module: torch.nn.Module) -> Any:
+    """Return the class for a module of transformers, why it is left, or None."""
+    cls: Any = type(module)
+    if not cls.__module__.startswith("transformers.") or nn.is_replacing(cls):
+        return None
+    name, parts = cls.__name__, {*vars(module), *module._parameters, *module._modules}
+    if name.endswith(_HEADED):
+        return _head_reason(cls) or subclass_of(cls)
+    if name == "Phi3MLP":
+        return "its gate and its values lie in one array, with gaps: kernels would copy them"
+    if name in _FORMS or name.endswith(RMS_NORM):
+        has_form = _FORMS.get(name, {"variance_epsilon", "weight"}) <= parts
+        return subclass_of(cls) if has_form else None
+    return subclass_of(cls) if name in _GELUS else None
+
+
+@functools.cache
+def subclass_of(cls: Any) -> Any:
+    """Return the subclass of a class of transformers with its forward pass of this module."""
+    name = cls.__name__
+    if name.endswith(_HEADED):
+        make = _headed_forward
+    elif name in _OFFSET_NORMS:
+        make = _offset_norm_forward
+    elif name == _GATED_T5:
+        make = _gated_t5_forward
+    elif name in _GATED:
+        make = _gated_forward
+    else:
+        make = _gelu_forward if name in _GELUS else _norm_forward
+    return nn.replacing(cls, make(cls), subclass_of)
+
+
+# ---- Norms, gelus, gated layers ------------------------------------------------------------------
+
+_GEMMAS, _LLAMAS = ("Gemma", "Gemma2", "Gemma3"), ("Llama", "Mistral", "Qwen2", "Qwen3")
+_OFFSET_NORMS = tuple(f"{name}RMSNorm" for name in _GEMMAS)  # scale by 1 + weight
+_GATED = tuple(f"{name}MLP" for name in (*_GEMMAS, *_LLAMAS))
+_GATED_T5 = "T5DenseGatedActDense"
+# Parts of modules; a module of a class without them has another form than is known.
+_FORMS = {
+    "T5LayerNorm": {"variance_epsilon", "weight"},
+    **dict.fromkeys(_OFFSET_NORMS, frozenset(("eps", "weight"))),
+    **dict.fromkeys(_GATED, frozenset(("gate_proj", "up_proj", "down_proj", "act_fn"))),
+    _GATED_T5: {"wi_0", "wi_1", "wo", "dropout", "act"},
+}
+_GELUS = {
+    "GELUActivation": "none",
+    "GELUTanh": "tanh",
+    "NewGELUActivation": "tanh",
+    "PytorchGELUTanh": "tanh",
+}
+_GATES = {
+    **dict.fromkeys(("SiLU", "SiLUActivation"), functional.swiglu),
+    **dict.fromkeys([name for name in _GELUS if _GELUS[name] == "tanh"], functional.geglu),
+}
+
+
+def _norm_forward(cls: Any) -> _Forward:
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        weight, eps = self.weight, self.variance_epsilon
+        if nn.is_exported(hidden_states):
+            return cls.forward(self, hidden_states)
+        if nn.is_compiling():  # as `nn` does
+            return cls.forward(self, hidden_states).to(nn.type_of_norm(hidden_states, weight))
+        return functional.rms_norm(hidden_states, weight.shape, weight, eps)
+
+    return forward
+
+
+def _offset_norm_forward(cls: Any) -> _Forward:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if nn.is_compiling() or nn.is_exported(x):
+            return cls.forward(self, x)
+        weight = self.weight
+        scale = 1 + (weight.float() if weight.dtype.itemsize < 4 else weight)
+        return functional.rms_norm(x, weight.shape, scale, self.eps).to(x.dtype)
+
+    return forward
+
+
+def _gelu_forward(cls: Any) -> _Forward:
+    approximate: Any = _GELUS[cls.__name__]
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        if nn.is_compiling() or nn.is_exported(input):
+            return cls.forward(self, input)
+        return functional.gelu(input, approximate)
+
+    return forward
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    before = module._forward_pre_hooks or module._backward_pre_hooks
+    return bool(before or module._forward_hooks or module._backward_hooks)
+
+
+def _gate_of(activation: torch.nn.Module) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return the function of an activation and a product in one; None: they stay apart."""
+    if _has_hooks(activation):
+        return None
+    return _GATES.get(type(activation).__name__)
+
+
+def _gated_forward(cls: Any) -> _Forward:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        gate = _gate_of(self.act_fn)
+        if gate is None or nn.is_compiling() or nn.is_exported(x):
+            return cls.forward(self, x)
+        return self.down_proj(gate(self.gate_proj(x), self.up_proj(x)))
+
+    return forward
+
+
+def _gated_t5_forward(cls: Any) -> _Forward:
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        gate = _gate_of(self.act)
+        if gate is None or nn.is_compiling() or nn.is_exported(hidden_states):
+            return cls.forward(self, hidden_states)
+        hidden = self.dropout(gate(self.wi_0(hidden_states), self.wi_1(hidden_states)))
+        if self.wo.weight.is_floating_point():  # kept in float32 in a model of 16 bits
+            hidden = hidden.to(self.wo.weight.dtype)
+        return self.wo(hidden)
+
+    return forward
+
+
+# ---- Head and loss -------------------------------------------------------------------------------
+
+
+def _run_decoder(model: _Module, named: dict[str, Any], _: Any = None) -> tuple[Tensor, Any]:
+    """Return what a model's head takes, and the results of its body."""
+    outputs = getattr(model, model.base_model_prefix)(**named, return_dict=True)
+    return outputs[0], outputs
+
+
+def _run_bert(model: _Module, named: dict[str, Any], _: Tensor) -> tuple[Tensor, Any]:
+    hidden, outputs = _run_decoder(model, named)
+    return model.cls.predictions.transform(hidden), outputs
+
+
+def _run_t5(model: _Module, named: dict[str, Any], labels: Tensor) -> tuple[Tensor, Any]:
+    encoded = named.pop("encoder_outputs", None)
+    of_encoder = {name: named.pop(name, None) for name in ("input_ids", "inputs_embeds")}
+    mask, cache = named.pop("attention_mask", None), named.pop("cache", None)
+    of_decoder = {
+        name: named.pop(f"decoder_{name}", None)
+        for name in ("input_ids", "attention_mask", "inputs_embeds")
+    }
+    use_cache = named.pop("use_cache", None)
+    if encoded is None:
+        encoded = model.encoder(attention_mask=mask, **of_encoder, **named)
+    if of_decoder["input_ids"] is None and of_decoder["inputs_embeds"] is None:
+        of_decoder["input_ids"] = model._shift_right(labels)
+    outputs = model.decoder(
+        **of_decoder,
+        cache=cache,
+        encoder_hidden_states=encoded[0],
+        encoder_attention_mask=mask,
+        use_cache=use_cache,
+        **named,
+    )
+    hidden = outputs[0]
+    if model.config.scale_decoder_outputs:
+        hidden = hidden * model.model_dim**-0.5
+    others = dict(zip(("hidden_states", "attentions"), (*encoded[1:], None, None), strict=False))
+    if isinstance(encoded, dict):
+        others = encoded
+    return hidden, {
+        "cache": outputs.get("cache"),
+        "decoder_hidden_states": outputs.get("hidden_states"),
+        "decoder_attentions": outputs.get("attentions"),
+        "cross_attentions": outputs.get("cross_attentions"),
+        "encoder_last_hidden_state": encoded[0],
+        "encoder_hidden_states": others.get("hidden_states"),
+        "encoder_attentions": others.get("attentions"),
+    }
+
+
+class _Model(NamedTuple):
+    """How a class computes head and loss.
+
+    output: its result's class. loss: its loss function, "" if it calls torch.nn.CrossEntropyLoss.
+    head: the path of the linear layer. run: returns what that takes, and the body's results, from
+    the model, its arguments by name, and labels. is_capped: the configuration may cap scores.
+    """
+
+    output: str = "CausalLMOutputWithPast"
+    loss: str = "ForCausalLMLoss"
+    head: str = "lm_head"
+    run: Callable[[_Module, dict[str, Any], Tensor], tuple[Tensor, Any]] = _run_decoder
+    is_capped: bool = False
+
+
+_MODELS = {
+    **{f"{name}ForCausalLM": _Model() for name in (*_GEMMAS, *_LLAMAS, "Phi3")},
+    "Gemma2ForCausalLM": _Model(is_capped=True),
+    "Gemma3ForCausalLM": _Model(is_capped=True),
+    "GPT2LMHeadModel": _Model("CausalLMOutputWithCrossAttentions"),
+    "BertForMaskedLM": _Model("MaskedLMOutput", "", "cls.predictions.decoder", _run_bert),
+    "T5ForConditionalGeneration": _Model("Seq2SeqLMOutput", "", run=_run_t5),
+}
+_HEADED = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
+# All that T5's forward pass has: what it gets goes to either of its halves.
+_OF_T5 = frozenset(
+    (
+        *("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask"),
+        *("encoder_outputs", "cache", "inputs_embeds", "decoder_inputs_embeds", "labels"),
+        *("use_cache", "kwargs"),
+    )
+)
+
+
+def _head_reason(cls: type) -> str:
+    """Return why head and loss of a class stay apart, or ""."""
+    if cls.__name__ not in _MODELS:
+        return "head and loss stay apart: none of the models whose forward pass is known"
+    kind = _MODELS[cls.__name__]
+    if kind.loss and not hasattr(cls, "loss_function"):
+        return "head and loss stay apart: of a transformers without loss functions (before 4.46)"
+    others = set(_parameters(cls)) - _OF_T5
+    if kind.run is _run_t5 and others:
+        return f"head and loss stay apart: its forward pass takes {', '.join(sorted(others))}"
+    return ""
+
+
+def _parameters(cls: Any) -> list[str]:
+    return [*inspect.signature(cls.forward).parameters][1:]
+
+
+def _headed_forward(cls: Any) -> _Forward:
+    """Return a forward pass whose head and loss are `functional.linear_cross_entropy`.
+
+    With labels, in training or with skip_logits=True, its result has no logits.
+    """
+    kind, names = _MODELS[cls.__name__], _parameters(cls)
+    outputs_of = importlib.import_module("transformers.modeling_outputs")
+    output = getattr(outputs_of, kind.output)
+    fields = [each.name for each in dataclasses.fields(output)]
+    fields = [name for name in fields if name not in ("loss", "logits")]
+    losses = kind.loss and importlib.import_module("transformers.loss.loss_utils")
+    loss_function = losses and getattr(losses, kind.loss)
+
+    @functools.wraps(cls.forward)
+    def forward(self: Any, *arguments: Any, skip_logits: bool | None = None, **named: Any) -> Any:
+        named.update(zip(names, arguments, strict=False))
+        labels = named.pop("labels", None)
+        skips = self.training if skip_logits is None else skip_logits
+        if labels is None or not skips or nn.is_exported(labels):
+            return cls.forward(self, labels=labels, **named)
+        head = self.get_submodule(kind.head)
+        reason = _unserved(head, named)
+        if kind.loss and not _is_own_loss(self, loss_function):
+            reason = Unserved("loss_function", f"transformers' {kind.loss}", "another")
+        if reason is not None:
+            return call_pytorch(cls.__name__, reason, cls.forward, self, labels=labels, **named)
+        is_dict = named.pop("return_dict", None)
+        named.pop("logits_to_keep", None)
+        hidden, outputs = kind.run(self, named, labels)
+        cap = self.config.final_logit_softcapping if kind.is_capped else None
+        loss = _loss(head, hidden, labels, kind.loss, cap, named)
+        result = output(loss=loss, **{name: outputs.get(name) for name in fields})
+        is_dict = self.config.return_dict if is_dict is None else is_dict
+        return result if is_dict else result.to_tuple()
+
+    return forward
+
+
+def _is_own_loss(model: Any, loss_function: Any) -> bool:
+    """Return True if nobody set another loss; the property that has it warns of unknown names."""
+    has_type = getattr(model, "loss_type", None) in (None, "ForCausalLM")
+    return has_type and getattr(model, "_loss_function", loss_function) is loss_function
+
+
+def _unserved(head: Any, named: dict[str, Any]) -> Unserved | None:
+    """Return the argument for which the scores of a head are computed."""
+    keep = named.get("logits_to_keep", 0)
+    if not isinstance(keep, int) or keep:
+        return Unserved("logits_to_keep", "0 with labels", keep)
+    if type(head).forward is not torch.nn.Linear.forward or "forward" in head.__dict__:
+        return Unserved("head", "a torch.nn.Linear", type(head).__name__)
+    if _has_hooks(head):
+        return Unserved("head", "a layer without hooks", "one with hooks")
+    if type(head.weight) not in (Tensor, torch.nn.Parameter):
+        return Unserved("head", "a weight that is a plain tensor", type(head.weight).__name__)
+    return None
+
+
+def _loss(
+    head: Any,
+    hidden: Tensor,
+    labels: Tensor,
+    kind: str,
+    cap: float | None,
+    named: dict[str, Any],
+) -> Tensor:
+    """Compute the loss that a loss function of transformers has, from its arguments in `named`.
+
+    kind: its name; "": torch.nn.CrossEntropyLoss, which has none of them.
+
+    It is a mean, times the share of its rows in `num_items_in_batch`. The sum would be out of
+    range where 16 bits have a narrow one.
+    """
+    ignored = named.get("ignore_index", -100) if kind else -100
+    if kind:
+        shifted = named.get("shift_labels")
+        if shifted is None:
+            shifted = torch.nn.functional.pad(labels, (0, 1), value=ignored)[..., 1:]
+        labels = shifted
+    labels = labels.reshape(-1).to(hidden.device)
+    loss = functional.linear_cross_entropy(
+        hidden.reshape(-1, hidden.shape[-1]),
+        head.weight,
+        labels,
+        linear_bias=head.bias,
+        ignore_index=ignored,
+        softcap=cap,
+        dtype=torch.float32 if kind else None,
+    )
+    n_items = named.get("num_items_in_batch") if kind else None
+    if n_items is None:
+        return loss
+    if isinstance(n_items, Tensor):
+        n_items = n_items.to(loss.device)
+    return loss * ((labels != ignored).sum() / n_items)
+
+
+# Of modules that `convert` replaces: `skip` may name them.
+NAMES = frozenset((*_MODELS, *_FORMS, *_GELUS))

@@ -1,0 +1,543 @@
+# SPDX-License-Identifier: MIT
+"""Cross-entropy of a linear layer, which never has all scores in memory.
+
+For each chunk of rows it computes scores, their gradient in the same memory, and adds to the
+gradients of the layer.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from ...errors import refuse, shown
+from ...families.cross_entropy.operators import (
+    CrossEntropyLossAndGrad,
+    DenseCrossEntropyLossAndGrad,
+    MeasuredCrossEntropyLossAndGrad,
+)
+from ...plan import align_up, ceil_div
+from .autograd import CustomOp
+from .dispatch import register
+from .launching import Run
+from .losses import TERMS, loss_operator, scale_gradients
+
+# Of a chunk's scores. Large, as each chunk reads and writes the summed gradients.
+CHUNK_NBYTES = 512 << 20
+SCALE = 1024
+MOST = 2**15  # bound of sums, which float16 can represent
+_ROWS = 128  # a chunk has whole tiles of a matrix product
+MOST_APART = 128  # rows
+
+
+def chunks(n_rows: int, row_nbytes: int) -> Iterator[slice]:
+    """Yield slices of rows, nearly equal, of about CHUNK_NBYTES, and whole multiples of _ROWS."""
+    n_chunks = max(1, ceil_div(n_rows * row_nbytes, CHUNK_NBYTES))
+    step = max(_ROWS, align_up(ceil_div(n_rows, n_chunks), _ROWS))
+    return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
+
+
+class _Sums:
+    """Gradients of hidden, weight and bias, summed over chunks; empty if they are not needed.
+
+    The sum for a 16-bit weight is float16, in the memory of its gradient: bfloat16 would round it
+    to 8 bits at each chunk. To stay within float16, gradients of scores are multiplied by SCALE (so
+    that small ones are normal numbers), columns of `hidden` are divided by their largest element,
+    and sums are scaled by the number of rows, which bounds them. The rows with the largest
+    elements, beside which others would lose bits, are `apart`: they are added last, unscaled.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Tensor | None],
+        mask: Sequence[bool],
+        n_chunks: int,
+        headroom: int,
+    ) -> None:
+        """Allocate; headroom: gradients of scores are at most that."""
+        hidden, self.weight, bias = inputs
+        assert hidden is not None
+        gradients = [
+            torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
+            for x, wanted in zip((hidden, self.weight, bias), mask, strict=True)
+        ]
+        self.are_wanted = any(mask)
+        self.of_hidden, self.of_weight, self.of_bias = gradients
+        self.results = [hidden.new_empty(0) if sums is None else sums for sums in gradients]
+        self.is_half = hidden.dtype == torch.float16 or (
+            hidden.dtype == torch.bfloat16 and n_chunks > 1
+        )
+        self.scale = SCALE if self.is_half else 1
+        self.wide_bias = None  # float16 would overflow
+        if self.of_bias is not None:
+            wide = torch.promote_types(self.of_bias.dtype, torch.float32)
+            self.wide_bias = torch.zeros_like(self.of_bias, dtype=wide)
+        self.weight_sums, self.unit, self.apart = self.of_weight, 1.0, None
+        if self.is_half and self.of_weight is not None:
+            self.weight_sums = self.of_weight.view(torch.float16)
+            self.unit = MOST / headroom / 2 ** max(len(hidden) - 1, 0).bit_length()
+            sizes = hidden.abs()
+            if n_apart := min(MOST_APART, len(hidden) // 8):
+                self.apart = sizes.amax(1).topk(n_apart, sorted=False).indices
+                sizes.index_fill_(0, self.apart, 0)
+            self.largest = sizes.amax(0).float() if len(hidden) else hidden.new_ones(())
+            self.largest.masked_fill_(self.largest == 0, 1)
+        if self.weight_sums is not None and not len(hidden):
+            self.weight_sums.zero_()
+
+    def add(self, rows: slice, hidden: Tensor, gradient: Tensor) -> None:
+        """Add a chunk's gradients; gradient: that of its scores."""
+        if self.of_hidden is not None:
+            into, weight = self.of_hidden[rows], self.weight
+            torch.addmm(into, gradient, weight, beta=0, alpha=1 / self.scale, out=into)
+        if self.wide_bias is not None:
+            self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
+        if self.weight_sums is not None:
+            factors, alpha = (gradient, hidden), self.unit / self.scale
+            if self.is_half:
+                relative = torch.empty_like(hidden, dtype=self.weight_sums.dtype)
+                torch.div(hidden, self.largest, out=relative)
+                relative.clamp_(-1, 1)  # rows apart, whose gradient is 0 here, may be infinite
+                factors = _to_half(gradient), relative
+            self.weight_sums.addmm_(
+                factors[0].t(), factors[1], beta=int(rows.start > 0), alpha=alpha
+            )
+
+    def divide(self, divisor: Tensor) -> None:
+        """Undo the scales, and divide all gradients by the loss's divisor."""
+        if self.of_hidden is not None:
+            self.of_hidden /= divisor
+        if self.of_bias is not None:
+            self.wide_bias /= divisor * self.scale
+            self.of_bias.copy_(self.wide_bias)
+        if self.weight_sums is not None and self.of_weight is not None:
+            factor = (self.largest if self.is_half else 1) / (divisor * self.unit)
+            for rows in chunks(len(self.weight_sums), 2 * self.weight_sums[0].nbytes):
+                torch.mul(self.weight_sums[rows], factor, out=self.of_weight[rows])
+
+    def add_apart(self, hidden: Tensor, gradient: Tensor) -> None:
+        """Add the rows `apart`, after `divide`; gradient: that of their scores, divided."""
+        assert self.of_weight is not None
+        self.of_weight.addmm_(gradient.t(), hidden)
+        if self.of_hidden is not None:
+            self.of_hidden.index_copy_(0, self.apart, gradient @ self.weight)
+        if self.of_bias is not None and self.wide_bias is not None:
+            self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
+            self.of_bias.copy_(self.wide_bias)
+
+
+def _to_half(gradient: Tensor) -> Tensor:
+    """Convert a gradient to float16 in its own memory; vectorised, unlike copy_."""
+    half = gradient.view(torch.float16)
+    torch._foreach_copy_([half], [gradient])
+    return half
+
+
+def _linear_cross_entropy(
+    _: Run,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    dtype: torch.dtype | None,
+    mask: Sequence[bool],
+    class_weight: Tensor | None = None,
+    *terms: float,
+    is_measured: bool = False,
+) -> tuple[Tensor, ...]:
+    """Return the loss and the gradients of hidden, weight and bias.
+
+    is_measured: followed by z-loss and predicted classes.
+    """
+    if reduction not in ("mean", "sum"):
+        refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
+    wide = _wide(hidden)
+    class_weight, largest = _bounded_classes(class_weight, target, wide)
+    targets = _targets_of(
+        hidden, target, class_weight, ignore_index, "sum", terms, is_measured=is_measured
+    )
+    if targets.row_weights is not None:
+        targets.row_weights.div_(largest)
+    scale: Any = 1 / largest
+    divisor = scale
+    if reduction == "mean":
+        n_classes = len(weight) // math.prod(targets.rows_shape[1:])
+        if targets.row_weights is None:
+            divisor = _count(targets.target, n_classes, class_weight, ignore_index).to(wide)
+        else:
+            divisor = scale * max(math.prod(targets.rows_shape), 1)
+    loss, *sums = _sum_chunks((hidden, weight, bias), targets, mask, divisor)
+    loss = (loss / divisor).to(dtype or hidden.dtype)
+    if targets.measures is None:
+        return loss, *sums
+    z_loss, predicted = targets.measures
+    return loss, *sums, (z_loss / divisor).to(loss.dtype), predicted
+
+
+def _row_losses(
+    _: Run,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    dtype: torch.dtype | None,
+    class_weight: Tensor | None,
+    *terms: float,
+    is_measured: bool = False,
+) -> Any:
+    """Return each row's loss; scores are computed again for gradients."""
+    wide = _wide(hidden)
+    class_weight = _as(class_weight, wide)
+    targets = _targets_of(
+        hidden, target, class_weight, ignore_index, "none", terms, is_measured=is_measured
+    )
+    no_divisor = hidden.new_ones((), dtype=wide)
+    loss = _sum_chunks((hidden, weight, bias), targets, (False,) * 3, no_divisor)[0]
+    loss = loss.to(dtype or hidden.dtype)
+    if targets.measures is None:
+        return loss
+    z_loss, predicted = targets.measures
+    return loss, z_loss.to(loss.dtype), predicted
+
+
+def _row_gradients(
+    _: Run,
+    dloss: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    class_weight: Tensor | None,
+    label_smoothing: float,
+    lse_square_scale: float,
+    softcap: float,
+    mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    """Return the gradients of hidden, weight and bias from those of the rows' losses."""
+    wide = _wide(hidden)
+    class_weight, largest = _bounded_classes(class_weight, target, wide)
+    slopes, largest_slope = _bounded(dloss, wide)
+    terms = label_smoothing, lse_square_scale, softcap
+    targets = _targets_of(hidden, target, class_weight, ignore_index, "none", terms)
+    if targets.row_weights is None:
+        targets = targets._replace(slopes=slopes)
+    else:
+        targets = targets._replace(row_weights=slopes / largest)
+    divisor = 1 / (largest * largest_slope)
+    return _sum_chunks((hidden, weight, bias), targets, mask, divisor)[1:]
+
+
+def _bounded_classes(
+    class_weight: Tensor | None, target: Tensor, wide: torch.dtype
+) -> tuple[Tensor | None, Any]:
+    """Return weights of classes, and the number to divide losses by for gradients of at most 1.
+
+    For classes the weights are divided by it, as they multiply all of a row's loss; of
+    probabilities it bounds the sum of a row's shares.
+    """
+    if not target.is_floating_point():
+        return _bounded(class_weight, wide)
+    class_weight = _as(class_weight, wide)
+    row_nbytes = math.prod(target.shape[1:]) * target.element_size()
+    sums = [target[rows].abs().sum(1, dtype=wide) for rows in chunks(len(target), row_nbytes)]
+    bound = torch.stack([each.amax() for each in sums if each.numel()] or [target.new_ones(())])
+    bound = bound.to(wide).amax().clamp(min=1)
+    if class_weight is not None and class_weight.numel():
+        bound = bound * class_weight.abs().amax().clamp(min=1)
+    return class_weight, bound
+
+
+def _wide(hidden: Tensor) -> torch.dtype:
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+
+def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.to(dtype)
+
+
+def _bounded(x: Tensor | None, wide: torch.dtype) -> tuple[Any, Any]:
+    """Return x divided by its largest element, and that, so that gradients fit into float16."""
+    if x is None:
+        return None, 1
+    x = x.to(wide)
+    largest = x.abs().amax() if x.numel() else x.new_ones(())
+    largest.masked_fill_(largest == 0, 1)
+    return x / largest, largest
+
+
+class _Targets(NamedTuple):
+    """Targets of all rows, with the operator of their losses.
+
+    Probabilities have `row_weights`, which are 0 where a row is left out; classes have `slopes`,
+    the gradients of the rows' losses. measures: z-loss and predicted classes, which are computed.
+    """
+
+    op: Any
+    target: Tensor
+    class_weight: Tensor | None
+    ignore_index: int
+    row_weights: Tensor | None = None
+    slopes: Tensor | None = None
+    measures: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def headroom(self) -> int:
+        """Return the bound of gradients of scores, for logarithms up to 15 / lse_square_scale."""
+        return 32 if self.op.lse_square_scale else 1
+
+    @property
+    def rows_shape(self) -> tuple[int, ...]:
+        """Return the shape of the rows' losses."""
+        return tuple((self.target if self.row_weights is None else self.row_weights).shape)
+
+    def without(self, rows: Tensor) -> _Targets:
+        """Return targets of which some rows do not count."""
+        if self.row_weights is not None:
+            return self._replace(row_weights=self.row_weights.index_fill(0, rows, 0))
+        return self._replace(target=self.target.index_fill(0, rows, self.ignore_index))
+
+    def compute(
+        self, scores: Tensor, rows: slice | Tensor, scale: Tensor, *, overwrites: bool
+    ) -> Tensor:
+        """Return the loss of some rows; their gradient overwrites the scores."""
+        target, others = self.target[rows], self.ignore_index
+        if self.row_weights is not None:
+            others = self.row_weights[rows]
+        inputs = (scores, target, self.class_weight, others, scale)
+        names = [output.name for output in self.op.outputs]
+        outputs = [name for name in names if name != "d_target"]
+        if overwrites:
+            out = [scores if name == "d_scores" else None for name in names]
+            results = self.op(*inputs, out=tuple(out), outputs=tuple(outputs))
+        else:
+            outputs.remove("d_scores")
+            results = self.op(*inputs, outputs=tuple(outputs))
+        if overwrites and self.slopes is not None:
+            scores *= self.slopes[rows].unsqueeze(1)
+        if self.measures is not None:
+            z_loss, predicted = self.measures
+            _add(z_loss, rows, results[2])
+            predicted[rows] = torch.maximum(predicted[rows], results[3])
+        return results[0]
+
+
+def _targets_of(
+    hidden: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    terms: Sequence[float],
+    *,
+    is_measured: bool = False,
+) -> _Targets:
+    """Return targets with the operator of their losses, which are reduced, in a wide type."""
+    wide, is_dense = _wide(hidden), target.is_floating_point()
+    kind: Any = MeasuredCrossEntropyLossAndGrad if is_measured else CrossEntropyLossAndGrad
+    kind = DenseCrossEntropyLossAndGrad if is_dense else kind
+    op, target = loss_operator(reduction, wide, *terms, kind=kind), target.contiguous()
+    targets = _Targets(op, target, class_weight, ignore_index)
+    if is_dense:
+        shape = (len(target), *target.shape[2:])
+        return targets._replace(row_weights=hidden.new_ones(shape, dtype=wide))
+    if not is_measured:
+        return targets
+    z_loss = hidden.new_zeros(target.shape if reduction == "none" else (), dtype=wide)
+    return targets._replace(measures=(z_loss, torch.full_like(target, -1, dtype=torch.int64)))
+
+
+def _add(total: Tensor, rows: slice | Tensor, of_rows: Tensor) -> None:
+    """Add numbers of some rows, or their sum, to those of all."""
+    if total.dim():
+        total[rows] += of_rows
+    else:
+        total += of_rows
+
+
+def _sum_chunks(
+    layer: tuple[Any, ...], targets: _Targets, mask: Sequence[bool], divisor: Any
+) -> tuple[Tensor, ...]:
+    """Return the loss, a sum or one of each row, and gradients of the layer, divided.
+
+    Rows whose loss has a shape have their classes in a weight of shape (classes * ..., features).
+    Chunks are summed without the rows of `sums.apart`, divided, and then those rows are added.
+    """
+    hidden, weight, _ = layer
+    wide, is_each = _wide(hidden), targets.op.reduction == "none"
+    loss = hidden.new_zeros(targets.rows_shape if is_each else (), dtype=wide)
+    if not isinstance(divisor, Tensor):
+        divisor = hidden.new_full((), divisor, dtype=wide)
+    pieces = list(chunks(len(hidden), len(weight) * hidden.element_size()))
+    sums = _Sums(layer, mask, len(pieces), targets.headroom)
+    scale = hidden.new_full((1,), sums.scale, dtype=torch.float32)
+    apart, others = sums.apart, targets
+    if apart is not None:
+        others = targets.without(apart)
+    for rows in pieces:
+        _add_chunk(others, sums, rows, layer, scale, loss)
+    sums.divide(divisor)
+    if apart is not None:
+        _add_chunk(targets, sums, apart, layer, divisor.reciprocal().float().reshape(1), loss)
+    return loss, *sums.results
+
+
+def _add_chunk(
+    targets: _Targets,
+    sums: _Sums,
+    rows: slice | Tensor,
+    layer: tuple[Any, ...],
+    scale: Tensor,
+    loss: Tensor,
+) -> None:
+    """Add the loss of some rows to `loss`, and their gradients to `sums`."""
+    hidden, weight, bias = layer
+    scores = linear(hidden[rows], weight, bias)
+    extents = targets.rows_shape[1:]
+    by_class = scores.view(len(scores), len(weight) // math.prod(extents), *extents)
+    _add(loss, rows, targets.compute(by_class, rows, scale, overwrites=sums.are_wanted))
+    if not sums.are_wanted:
+        return
+    if isinstance(rows, slice):
+        sums.add(rows, hidden[rows], scores)
+    else:
+        sums.add_apart(hidden[rows], scores)
+
+
+def _count(
+    target: Tensor, n_classes: int, class_weight: Tensor | None, ignore_index: int
+) -> Tensor:
+    """Return the divisor of a mean: the sum of the rows' weights, or 1 where it is 0."""
+    counts = target != ignore_index
+    if class_weight is None:
+        return counts.sum().clamp(min=1)
+    inside = (target >= 0) & (target < n_classes)
+    weights = class_weight[target.clamp(0, max(n_classes - 1, 0))]
+    total = weights.masked_fill_(~inside, 1).masked_fill_(~counts, 0).sum()
+    return total.masked_fill_(total == 0, 1)
+
+
+def _fake_linear(*arguments: Any) -> tuple[Tensor, ...]:
+    hidden, weight, _, bias, _, _, dtype, mask, *_ = arguments
+    loss = hidden.new_empty((), dtype=dtype or hidden.dtype)
+    return loss, *_fake_gradients((hidden, weight, bias), mask)
+
+
+def _fake_gradients(layer: Sequence[Any], mask: Sequence[bool]) -> tuple[Tensor, ...]:
+    pairs = zip(layer, mask, strict=True)
+    empty = layer[0].new_empty(0)
+    return tuple([x.new_empty(x.shape) if wanted else empty.clone() for x, wanted in pairs])
+
+
+def _fake_measured_linear(*arguments: Any) -> tuple[Tensor, ...]:
+    loss, *gradients = _fake_linear(*arguments)
+    predicted = arguments[2].new_empty(arguments[2].shape, dtype=torch.int64)
+    return loss, *gradients, loss.clone(), predicted
+
+
+def _fake_row_losses(*arguments: Any) -> Tensor:
+    hidden, _, target, _, _, dtype, *_ = arguments
+    shape = target.shape
+    if target.is_floating_point():
+        shape = (*shape[:1], *shape[2:])
+    return hidden.new_empty(shape, dtype=dtype or hidden.dtype)
+
+
+def _fake_measured_rows(*arguments: Any) -> tuple[Tensor, ...]:
+    loss = _fake_row_losses(*arguments)
+    return loss, loss.clone(), loss.new_empty(loss.shape, dtype=torch.int64)
+
+
+def _fake_row_gradients(*arguments: Any) -> tuple[Tensor, ...]:
+    _, hidden, weight, _, bias, *_ = arguments
+    return _fake_gradients((hidden, weight, bias), arguments[-1])
+
+
+def _save_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
+    ctx.mask = tuple(arguments[7])
+    ctx.save_for_backward(*results[1:4])
+
+
+def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
+    pairs = zip(ctx.saved_tensors, ctx.mask, strict=True)
+    scaled = iter(
+        scale_gradients("linear_cross_entropy", dloss, [sums for sums, wanted in pairs if wanted])
+    )
+    hidden, weight, bias = [next(scaled) if wanted else None for wanted in ctx.mask]
+    return hidden, weight, None, bias, *[None] * (len(ctx.needs_input_grad) - 4)
+
+
+def _save_rows(ctx: Any, arguments: Sequence[Any], _: Any) -> None:
+    hidden, weight, target, bias, ctx.ignore_index, _, class_weight, *terms = arguments
+    ctx.terms = tuple(terms)
+    ctx.save_for_backward(hidden, weight, target, bias, class_weight)
+
+
+def _rows_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
+    hidden, weight, target, bias, class_weight = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    mask = (needs[0], needs[1], needs[3])
+    inputs = (dloss, hidden, weight, target, bias, ctx.ignore_index, class_weight, *ctx.terms)
+    of_layer = DOORS["linear_cross_entropy_rows_backward"].every(*inputs, mask)
+    pairs = zip(of_layer, mask, strict=True)
+    of_hidden, of_weight, of_bias = [x if wanted else None for x, wanted in pairs]
+    return of_hidden, of_weight, None, of_bias, *[None] * (len(needs) - 4)
+
+
+_LAYER = "Tensor hidden, Tensor weight, Tensor target, Tensor? bias, int ignore_index"
+DOORS = register(
+    (
+        CustomOp(
+            f"linear_cross_entropy({_LAYER}, str reduction, ScalarType? dtype, "
+            f"bool[3] output_mask, Tensor? class_weight=None, {TERMS}) "
+            "-> (Tensor loss, Tensor, Tensor, Tensor)",
+            _linear_cross_entropy,
+            _save_linear,
+            _linear_derivative,
+            _fake_linear,
+        ),
+        CustomOp(
+            f"linear_cross_entropy_rows({_LAYER}, ScalarType? dtype, Tensor? class_weight, "
+            f"{TERMS}) -> Tensor",
+            _row_losses,
+            _save_rows,
+            _rows_derivative,
+            _fake_row_losses,
+        ),
+        CustomOp(
+            f"measured_linear_cross_entropy({_LAYER}, str reduction, ScalarType? dtype, "
+            f"bool[3] output_mask, Tensor? class_weight=None, {TERMS}) "
+            "-> (Tensor loss, Tensor, Tensor, Tensor, Tensor z_loss, Tensor predicted)",
+            functools.partial(_linear_cross_entropy, is_measured=True),
+            _save_linear,
+            _linear_derivative,
+            _fake_measured_linear,
+        ),
+        CustomOp(
+            f"measured_linear_cross_entropy_rows({_LAYER}, ScalarType? dtype, "
+            f"Tensor? class_weight, {TERMS}) "
+            "-> (Tensor loss, Tensor z_loss, Tensor predicted)",
+            functools.partial(_row_losses, is_measured=True),
+            _save_rows,
+            _rows_derivative,
+            _fake_measured_rows,
+        ),
+        CustomOp(
+            "linear_cross_entropy_rows_backward(Tensor grad, Tensor hidden, Tensor weight, "
+            "Tensor target, Tensor? bias, int ignore_index, Tensor? class_weight, "
+            "float label_smoothing, float lse_square_scale, float softcap, bool[3] output_mask) "
+            "-> (Tensor, Tensor, Tensor)",
+            _row_gradients,
+            fake=_fake_row_gradients,
+        ),
+    )
+)
