@@ -198,7 +198,11 @@ class Compiler:
     def _updated_feeds(
         self, steps: Sequence[Step]
     ) -> tuple[frozenset[str], Mapping[int, frozenset[str]]]:
-        """Inputs that batch normalisation updates; and the steps that update others."""
+        """Return the fed inputs that batch normalisation updates, and the steps that update others.
+
+        Running statistics are small: a session copies them before each run, to restore them if it
+        is stopped. Other inputs, such as weights, are not copied: the caller marks their steps.
+        """
         names = {slot: name for name, (slot, _) in self._feeds.items()}
         statistics: set[str] = set()
         writers: dict[int, frozenset[str]] = {}

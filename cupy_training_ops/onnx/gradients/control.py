@@ -249,16 +249,19 @@ class _Runs:
         self.site, self.body = site, body
         self._first, self._others = first, others
         n, node = len(states), site.node
-        results = body.outputs[node.op_type == "Loop" :][:n]
+        first_state = 1 if node.op_type == "Loop" else 0  # a Loop's body gives the condition first
+        results = body.outputs[first_state : first_state + n]
         start = len(node.inputs) - body.part.n_captured
         initial = site.wanted[first : first + n]
         pairs = zip(node.inputs[start:], site.wanted[start:], strict=True)
         self.captured = [name for name, is_wanted in pairs if is_wanted]
-        moving = {s for s, is_wanted in zip(states, initial, strict=True) if is_wanted}
-        moving = body.moving(moving.union(self.captured, others), states, results)
-        self.places = [k for k, name in enumerate(states) if name in moving]
-        self.moving = [states[k] for k in self.places]
-        self.seeds = [body.seed(f"{name}{SUFFIX}", name) for name in self.moving]
+        # States have a gradient if their start needs one, or if they depend on what needs one.
+        starts = {s for s, is_wanted in zip(states, initial, strict=True) if is_wanted}
+        names = body.moving(starts.union(self.captured, others), states, results)
+        self.places = [k for k, name in enumerate(states) if name in names]
+        self.with_gradient = [states[k] for k in self.places]
+        # Inputs of the backward body: gradients of these states behind a run.
+        self.seeds = [body.seed(f"{name}{SUFFIX}", name) for name in self.with_gradient]
         self.seeds_of_results = [
             (results[k], seed) for k, seed in zip(self.places, self.seeds, strict=True)
         ]
@@ -266,11 +269,11 @@ class _Runs:
     def add_gradients(self, seeds: Sequence[tuple[str, str]]) -> None:
         """Add the gradients of states, of what is read around the graph, and of others."""
         body = self.body
-        names = [*self.moving, *self.captured, *self._others]
+        names = [*self.with_gradient, *self.captured, *self._others]
         gradients = body.add_gradients([*self.seeds_of_results, *seeds], names)
         self.captured = [name for name in self.captured if name in gradients]
         self.sums = [body.seed(f"{name}{SUFFIX}_sum", name) for name in self.captured]
-        pairs = zip(self.moving, self.seeds, strict=True)
+        pairs = zip(self.with_gradient, self.seeds, strict=True)
         self.outputs = [gradients.get(s) or zeros_of(body.writer, seed) for s, seed in pairs]
         rows = zip(self.captured, self.sums, strict=True)
         self.outputs += [body.sum(total, gradients[name]) for name, total in rows]
