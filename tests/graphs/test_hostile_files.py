@@ -135,7 +135,7 @@ def test_a_file_beside_that_is_said_many_times_is_refused(tmp_path: Path) -> Non
     path = tmp_path / "checkpoint"
     path.write_bytes(repeated_tensor(n_times=4000, nbytes=1 << 20, offset=0))
     (tmp_path / "checkpoint.data").write_bytes(b"\0" * (1 << 20))
-    with little_memory(), pytest.raises(cto.ArgumentError, match="bytes of .* in common"):
+    with little_memory(), pytest.raises(cto.ArgumentError, match=r"bytes of .* in common"):
         read_checkpoint(path)
 
 
