@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import OpError, ProviderError, pass_on
+from ..errors import OpError, ProviderError, raise_if_from_handler
 from ..plan import SCRATCH_ALIGNMENT, align_up
 from .graph import Graph, Node, Problems, subgraphs
 from .runner import Runner, each, runner_of
@@ -73,7 +73,7 @@ def node_runners(
         except OpError as error:
             problems.add(node.title, error)
         except (TypeError, ValueError, OverflowError) as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             problems.add(node.title, f"its attributes do not fit: {error}")
     return runners
 

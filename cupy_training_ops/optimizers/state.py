@@ -22,7 +22,7 @@ from ..codecs import container
 from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from ..declare.schema import Shape, Spec
 from ..dtypes import BFLOAT16, FLOAT32, FLOAT64, INT64, UINT8, Dtype, HostArray, dtype_name
-from ..errors import ArgumentError, pass_on, refuse, shown
+from ..errors import ArgumentError, raise_if_from_handler, refuse, shown
 from ..families.adam.codes import coded_sizes, decode, decode_old, encode, old_size
 
 State = dict[str, Any]
@@ -304,7 +304,7 @@ class Layout:
             try:
                 shape = shape_of(entries[parameter])
             except (AttributeError, TypeError) as error:
-                pass_on(error)
+                raise_if_from_handler(error)
                 entry = shown(entries[parameter])
                 self._refuse(f"{key}[{parameter!r}]", f"shape {expected}", entry)
             if shape != expected:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...call.keys import EXACT
-from ...errors import pass_on, refuse, shown
+from ...errors import raise_if_from_handler, refuse, shown
 from ...log import LOG
 from . import autograd
 from .autograd import NAMESPACE, CustomOp, overload_of, refuse_forward_mode
@@ -352,7 +352,7 @@ def name_bad_argument(registered: Any, arguments: Sequence[Any], error: Exceptio
 
     error: what the call with such an argument raised.
     """
-    pass_on(error)
+    raise_if_from_handler(error)
     for argument, value in zip(registered._schema.arguments, arguments, strict=False):
         kind, expected = str(argument.type), ""
         if _is_tensor(argument.type) and not (value is None and kind.startswith("Optional")):
