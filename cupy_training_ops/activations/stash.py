@@ -250,7 +250,10 @@ class ActivationStash(Summary):
             self._pending.add(check, entry, entry.nbytes)
 
     def _entry(self, name: str, x: Any, need: str, is_tensor: bool) -> StashEntry:
-        """Make an entry, with the codec that the policy chooses."""
+        """Make an entry, with the codec that the policy chooses.
+
+        x: a NumPy or CuPy array. need: as of `put`. is_tensor: the caller's array is PyTorch's.
+        """
         _, dtype, shape, aligned, _, device = BACKENDS[type(x)].info(x)
         codec = choose_codec(NAME, self._policy, name, dtype_name(dtype), shape, need)
         spec = Spec(shape, dtype, aligned)
@@ -354,7 +357,10 @@ class ActivationStash(Summary):
             self._lengths.add(entry.streams, entry, tell, length, event)
 
     def _buffer(self, entry: StashEntry, backend: Backend, codec: Codec) -> Array | None:
-        """Return memory of an earlier step for codes; None: allocate it."""
+        """Return memory of an earlier step for the entry's codes; None: allocate it.
+
+        Raises ProviderError inside a capture that has none.
+        """
         buffer = self._buffers.get(entry.place)
         if not backend.capturing(entry.device):
             return None if codec.leaves_room else buffer

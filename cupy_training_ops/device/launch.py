@@ -74,6 +74,7 @@ class ReadyPlan:
 
     Tables and values are made before `run`, so that nothing is queued if one is refused.
     direct: indices of arrays whose addresses are arguments themselves, not only in tables.
+    device: its number. n_arrays: arrays of a call, direct or not.
     """
 
     def __init__(
