@@ -507,9 +507,10 @@ def linear_cross_entropy(
     shape = target.shape
     if is_dense:
         if records(target):
-            scores = _scores_of(input, linear_weight, bias)
-            loss = _against_probabilities(scores, target, weight, -100, reduction, terms)
-            return _cast(loss, dtype)
+            rows, by_row, shape = _in_rows(input, linear_weight, target)
+            scores = _scores_of(rows, linear_weight, bias)
+            loss = _against_probabilities(scores, by_row, weight, -100, reduction, terms)
+            return _cast(loss.reshape(shape) if reduction == "none" else loss, dtype)
         if dtype is None and target.dtype != input.dtype:
             dtype = torch.promote_types(input.dtype, target.dtype)
         by_row = target.reshape(-1, len(linear_weight), *extents)
@@ -550,6 +551,22 @@ def _cast(result: Any, dtype: torch.dtype | None) -> Any:
     return result._replace(
         loss=result.loss.to(dtype), z_loss=None if z_loss is None else z_loss.to(dtype)
     )
+
+
+def _in_rows(
+    input: Tensor, linear_weight: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Return input and target with one dimension of rows, and the shape of the rows' losses.
+
+    PyTorch's loss of scores has their classes as the second dimension.
+    """
+    *shape, n_features = input.shape
+    extents = linear_weight.shape[1:-1]
+    if not extents and target.shape[: len(shape)] == (*shape,):
+        n_rows = math.prod(shape)
+        target = target.reshape(n_rows, *target.shape[len(shape) :])
+        input = input.reshape(n_rows, n_features)
+    return input, target, (*shape, *extents)
 
 
 def _scores_of(input: Tensor, linear_weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -631,11 +648,13 @@ def _their_linear_loss(
             label_smoothing=terms[0],
             options=options,
         )
+    input, target, shape = _in_rows(input, linear_weight, target)
     scores = _scores_of(input, linear_weight, linear_bias)
     if target.shape == scores.shape and ignore_index is not None:
         refuse("linear_cross_entropy", "ignore_index", "None with probabilities", f"{ignore_index}")
     ignored = -100 if ignore_index is None else ignore_index
-    return _their_regularized(scores, target, weight, ignored, reduction, None, *terms)
+    loss = _their_regularized(scores, target, weight, ignored, reduction, None, *terms)
+    return loss.reshape(shape) if reduction == "none" else loss
 
 
 def _their_measured_linear_loss(
@@ -651,7 +670,10 @@ def _their_measured_linear_loss(
     wanted: tuple[bool, bool, bool],
 ) -> CrossEntropyOutput:
     ignored = -100 if ignore_index is None else ignore_index
-    scores = _scores_of(input, linear_weight, linear_bias)
-    given = (scores, target, weight, ignored, reduction, None, *terms)
-    loss, _, z_loss, predicted = _their_measured(*given)
+    rows, by_row, shape = _in_rows(input, linear_weight, target)
+    scores = _scores_of(rows, linear_weight, linear_bias)
+    loss, _, z_loss, predicted = _their_measured(
+        scores, by_row, weight, ignored, reduction, None, *terms
+    )
+    loss = loss.reshape(shape) if reduction == "none" else loss
     return _output(loss, z_loss, predicted, target, ignored, reduction, wanted)

@@ -218,6 +218,43 @@ def test_tensors_elsewhere_are_refused(leaf, labels, name) -> None:
         functional.linear_cross_entropy(leaf(8, 16), **given | {name: given[name].to("meta")})
 
 
+@pytest.mark.parametrize("shape", [(2, 5), (), (3,)])
+@pytest.mark.parametrize("way", ["probabilities", "derivative", "measures"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_rows_of_several_dimensions_where_all_scores_are_there(
+    leaf, labels, shape, way, reduction
+) -> None:
+    """With as many classes as one of them, which was taken for the classes."""
+    hidden, weight = leaf(*shape, 16), leaf(5, 16)
+    target = labels(5, *shape)
+    if way == "probabilities":
+        target = leaf(*shape, 5).softmax(-1).detach().requires_grad_()
+    options = {"lse_square_scale": 0.1, "reduction": reduction}
+
+    def total(hidden):
+        measured = {"return_z_loss": True} if way == "measures" else {}
+        loss = functional.linear_cross_entropy(hidden, weight, target, **options, **measured)
+        loss = loss.loss if measured else loss
+        assert loss.shape == (shape if reduction == "none" else ())
+        return loss.square().sum()
+
+    def expected(hidden):
+        scores = hidden.reshape(-1, 16) @ weight.t()
+        rows = target.reshape(-1, 5) if way == "probabilities" else target.reshape(-1)
+        losses = theirs.cross_entropy(scores, rows, reduction="none")
+        losses = losses + 0.1 * scores.logsumexp(1).square()
+        whole = {"mean": losses.mean(), "sum": losses.sum(), "none": losses}[reduction]
+        return whole.square().sum()
+
+    torch.testing.assert_close(total(hidden), expected(hidden))
+    gradient = torch.autograd.grad(expected(hidden), hidden)[0]
+    if way == "probabilities":
+        found = torch.autograd.grad(total(hidden), hidden)[0]
+    else:
+        found = torch.func.grad(total)(hidden.detach())
+    torch.testing.assert_close(found, gradient)
+
+
 def test_kinds_of_tensors_that_no_loss_has(leaf, labels) -> None:
     hidden, weight, target = leaf(8, 16), leaf(32, 16), labels(32, 8)
     complex_weight = torch.ones(32, dtype=torch.complex64)
