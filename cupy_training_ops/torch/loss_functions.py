@@ -218,8 +218,9 @@ def cross_entropy(
     softcap: the input is softcap tanh(input / softcap), but -infinity stays. inplace: the gradient
     overwrites the input, which no other operation may then use; not without gradients, against
     probabilities, nor for a part of a tensor in compiled code. A target out of range makes the loss
-    NaN, a mean of no rows is 0, and a probability of 0 has no part in the loss, whatever its class
-    scores. Under autocast the loss is float32.
+    NaN, a mean of no rows is 0 (of no probabilities, or inside of torch.func's derivatives, NaN as
+    PyTorch's), and a probability of 0 has no part in the loss, whatever its class scores. Under
+    autocast the loss is float32.
 
     return_z_loss, return_token_accuracy, return_predicted_tokens: return a CrossEntropyOutput,
     against classes. The z-loss is reduced as the loss, of which it is a part. A token's prediction
