@@ -211,7 +211,7 @@ def test_a_dtype_of_no_loss_is_refused(leaf, labels, dtype, reduction) -> None:
 
 @pytest.mark.parametrize("name", ["linear_weight", "target", "linear_bias", "weight"])
 def test_tensors_elsewhere_are_refused(leaf, labels, name) -> None:
-    """A weight without data gave a loss of memory that nothing was written to."""
+    """Each by its name: a weight without data is no weight."""
     given = {"linear_weight": leaf(32, 16), "target": labels(32, 8)}
     given |= {"linear_bias": leaf(32), "weight": leaf(32, gradients=False)}
     with pytest.raises(ArgumentError, match=f"{name}: expected device cpu, got meta"):
