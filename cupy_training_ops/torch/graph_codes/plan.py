@@ -195,7 +195,7 @@ def _written(forward: Graph) -> set[Node]:
     placeholders = forward.find_nodes(op="placeholder")
     written = {node for node in placeholders if node.meta.get("desc") in inputs}
     copies = (node for node in forward.nodes if packet(node.target) is aten.copy_)
-    return written | {node.args[0] for node in copies}
+    return written | {node.all_input_nodes[0] for node in copies}
 
 
 def numel_of(value: Tensor) -> int:
