@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .errors import DtypeError, cut, pass_on, shown
+from .errors import DtypeError, cut, raise_if_from_handler, shown
 
 Dtype = np.dtype[Any]
 HostArray = NDArray[Any]  # an array of NumPy's, whatever its elements are
@@ -102,5 +102,5 @@ def _numpy_dtype(value: Any) -> Dtype | None:
     try:
         return np.dtype(value)
     except (TypeError, ValueError) as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         return None

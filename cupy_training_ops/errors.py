@@ -101,11 +101,11 @@ def deprecated(since: str, gone: str, instead: str) -> Callable[[F], F]:
     return decorate
 
 
-def pass_on(error: BaseException) -> None:
-    """Raise an exception that came from outside of a checked call: from a signal's handler.
+def raise_if_from_handler(error: BaseException) -> None:
+    """Raise an error again if a signal's handler raised it, inside of what the caller runs.
 
-    What the call itself raised is the caller's to name. A handler, or a function that traces, is
-    called with the frame that it interrupts; one that lets go of the frame is known by its code.
+    Other errors are the caller's to name. A handler, or a function that traces, is called with the
+    frame that it interrupts; one that lets go of the frame is known by its code.
     """
     entry = error.__traceback__
     while entry is not None and entry.tb_next is not None:

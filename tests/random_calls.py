@@ -190,6 +190,17 @@ def batch_norm_gradient(size: Size, rng: np.random.Generator) -> Case:
     return [numbers(rng, *x.shape), x, scale, mean, inverse], {"epsilon": 1e-5}
 
 
+def batch_norm_relu(size: Size, rng: np.random.Generator) -> Case:
+    inputs, _ = batch_norm(size, rng)
+    residual = [numbers(rng, *inputs[0].shape)] * size(0, 1)
+    return [*inputs, *residual], {"unbiased": inputs[0].size > inputs[0].shape[1]}
+
+
+def batch_norm_relu_gradient(size: Size, rng: np.random.Generator) -> Case:
+    (dy, x, *others), _ = batch_norm_gradient(size, rng)
+    return [dy, x, np.maximum(numbers(rng, *x.shape), 0), *others], {}
+
+
 def filtered(size: Size, rng: np.random.Generator) -> list[np.ndarray]:
     """X, W and what their convolution has the shape of."""
     dtype = one_of(size, size.dtypes)
@@ -308,6 +319,8 @@ CALLS: Mapping[str, Maker] = {
     "FlashAttentionGrad": attention_gradient,
     "BatchNormInternal": batch_norm,
     "BatchNormalizationGrad": batch_norm_gradient,
+    "BatchNormRelu": batch_norm_relu,
+    "BatchNormReluGrad": batch_norm_relu_gradient,
     "Conv": convolution,
     "ConvGrad": convolution_gradient,
     "ConvTranspose": transposed,

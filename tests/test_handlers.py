@@ -14,7 +14,7 @@ import pytest
 from interrupts import apart, at_random, interrupted, lines_of
 
 import cupy_training_ops as cto
-from cupy_training_ops.errors import pass_on
+from cupy_training_ops.errors import raise_if_from_handler
 
 
 class PreemptedError(Exception):
@@ -140,7 +140,7 @@ def test_what_a_value_raises_itself_is_named(error: type[Exception], monkeypatch
 
 def test_a_wrapper_that_takes_all_would_be_noticed(monkeypatch) -> None:
     """Planted: what comes in from outside is taken for the call's own."""
-    monkeypatch.setattr("cupy_training_ops.onnx.steps.pass_on", lambda _: None)
+    monkeypatch.setattr("cupy_training_ops.onnx.steps.raise_if_from_handler", lambda _: None)
     with pytest.raises(cto.ArgumentError):
         test_what_is_raised_at_any_line_comes_out("training", PreemptedError)
 
@@ -150,7 +150,7 @@ def test_what_a_call_raises_is_its_own() -> None:
         try:
             function()
         except Exception as error:
-            pass_on(error)
+            raise_if_from_handler(error)
 
 
 class InterruptedList(list):

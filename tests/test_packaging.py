@@ -261,7 +261,8 @@ def test_every_source_file_names_its_license(folder) -> None:
     for path in (ROOT / folder).rglob("*"):
         if path.suffix in (".py", ".pyi", ".cu", ".cuh", ".cpp"):
             first = path.read_text(encoding="utf-8").partition("\n")[0]
-            assert "SPDX-License-Identifier: MIT" in first, path
+            sign = "#" if path.suffix.startswith(".py") else "//"
+            assert first == f"{sign} SPDX-License-Identifier: MIT", path
 
 
 @pytest.mark.parametrize(("files", "most"), [(MODULES, 700), (KERNELS, 500), (FAMILIES, 400)])

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT sum[column] = sum over rows of a matrix, in a fixed order. A thread
-// sums N neighbouring columns of every blockDim.y-th row; then the threads of a block with the same
-// columns add their sums.
+// SPDX-License-Identifier: MIT
+// sum[column] = sum over rows of a matrix, in a fixed order. A thread sums N neighbouring columns
+// of every blockDim.y-th row; then the threads of a block with the same columns add their sums.
 #pragma once
 #include "core/vec.cuh"
 

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: MIT A map over a range of elements of several arrays, which may start at
-// any element. Outputs may be inputs: an element is read and written by one thread, which loads all
-// of its vectors before it stores the first.
+// SPDX-License-Identifier: MIT
+// A map over a range of elements of several arrays, which may start at any element. Outputs may be
+// inputs: an element is read and written by one thread, which loads all of its vectors before it
+// stores the first.
 //
 // A Map has
 //

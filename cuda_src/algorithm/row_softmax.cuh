@@ -22,7 +22,8 @@ struct LineWriter : Writer<E> {
 
     __device__ __forceinline__ LineWriter(const Line<WIDTH, DEPTH>& line, E* array)
         : Writer<E>{array}, slots(line, array) {}
-    // Writes the values of slot u of a batch.
+    // Element i of slot u of a batch = values[i], rounded, as by Writer::store, but through pinned
+    // slots. batch: the number in the line of the batch's first slot. u: 0 to DEPTH - 1.
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
                                           const Acc<E> (&values)[WIDTH]) const {

@@ -13,6 +13,9 @@
 //     __column_parts             by rows of a matrix, for channels of few neighbouring elements
 //     __column_rings             the same through shared memory, for 2-byte types
 // __transpose is for gradients where dY and X have different layouts.
+//
+// half: says which of the void* arrays, one number for each channel, have the 2-byte type of X (struct
+// Halves); others have its accumulator's type A. n: elements of a channel.
 #include "algorithm/transpose.cuh"
 #include "batch_norm/columns.cuh"
 #include "batch_norm/operators.cuh"

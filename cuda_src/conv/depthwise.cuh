@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: MIT Convolutions with groups of one channel, of arrays (n, channel,
-// position), without a matrix product. A strip is STRIP neighbouring positions of a line.
+// SPDX-License-Identifier: MIT
+// Convolutions with groups of one channel, of arrays (n, channel, position), without a matrix
+// product. A strip is STRIP neighbouring positions of a line.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "conv/weight.cuh"

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT Convolutions with groups of one channel and one filter, of arrays
-// (n, position, channel). A thread has a vector of V channels, a block a tile of
-// LINE_VECTORS vectors.
+// SPDX-License-Identifier: MIT
+// Convolutions with groups of one channel and one filter, of arrays (n, position, channel). A
+// thread has a vector of V channels, a block a tile of LINE_VECTORS vectors.
 #pragma once
 #include "conv/depthwise.cuh"
 
@@ -32,6 +32,7 @@ __device__ __forceinline__ u32 line_tiles(const DepthwiseLayout& layout) {
     return (layout.groups / V + LINE_VECTORS - 1) / LINE_VECTORS;
 }
 
+// The position that position p reads by a tap along an axis (0 to 2), negative if there is none:
 // depthwise::read_by, with GRADIENT at run time.
 __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, i32 p, i32 tap,
                                        bool is_gradient) {

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: MIT depthwise_lines.cuh for TAPS x TAPS taps with stride and dilation 1:
-// a thread walks down some rows of a strip and reads each row once for all rows of taps.
+// SPDX-License-Identifier: MIT
+// depthwise_lines.cuh for TAPS x TAPS taps with stride and dilation 1: a thread walks down some
+// rows of a strip and reads each row once for all rows of taps.
 #pragma once
 #include "conv/depthwise_lines.cuh"
 

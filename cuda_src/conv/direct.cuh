@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT Gradients of a convolution of few channels, 2-D, dY being (n,
-// position, filter). A block copies what a tile of positions reads to shared
-// memory once, for all taps.
+// SPDX-License-Identifier: MIT
+// Gradients of a convolution of few channels, 2-D, dY being (n, position, filter). A block copies
+// what a tile of positions reads to shared memory once, for all taps.
 //
 // A run is the stride[1] * channels elements of X at stride[1] neighbouring columns, at most 8; it
 // takes a vector of 8. With stride (2, 2), for example, X becomes an image of a quarter of the

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: MIT The gradient of an X of few channels as a product: rows are
-// positions of the reduced image (direct.cuh), columns the elements of X at each of them, and the
-// sum is over window taps and filters. Shared memory has W, and the part of dY that a tile of
-// positions reads.
+// SPDX-License-Identifier: MIT
+// The gradient of an X of few channels as a product: rows are positions of the reduced image
+// (direct.cuh), columns the elements of X at each of them, and the sum is over window taps and
+// filters. Shared memory has W, and the part of dY that a tile of positions reads.
 #pragma once
 #include "conv/direct.cuh"
 

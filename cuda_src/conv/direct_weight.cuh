@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: MIT The gradient of W for an X of few channels as a product: rows are
-// filters, columns are (window tap, element of a run), and the sum is over positions. A tile of
-// positions is copied while the one before is multiplied.
+// SPDX-License-Identifier: MIT
+// The gradient of W for an X of few channels as a product: rows are filters, columns are (window
+// tap, element of a run), and the sum is over positions. A tile of positions is copied while the
+// one before is multiplied.
 #pragma once
 #include "conv/direct.cuh"
 

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: MIT A convolution, or its data gradient, as a matrix product: rows are
-// channels that are written, columns are positions (n, p) that are written, and the sum is over
-// channels that are read and taps of the kernel.
+// SPDX-License-Identifier: MIT
+// A convolution, or its data gradient, as a matrix product: rows are channels that are written,
+// columns are positions (n, p) that are written, and the sum is over channels that are read and
+// taps of the kernel.
 //
 // Position p reads position u of tap k where
 //

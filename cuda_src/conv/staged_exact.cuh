@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT Products of staged floats without tensor cores: each thread
-// multiplies its rows by its columns, which it loads by vectors of 16 bytes. Sums are stored in
-// StagedProduct.
+// SPDX-License-Identifier: MIT
+// Products of staged floats without tensor cores: each thread multiplies its rows by its columns,
+// which it loads by vectors of 16 bytes. Sums are stored in StagedProduct.
 #pragma once
 #include "conv/staged_warpgroups.cuh"
 

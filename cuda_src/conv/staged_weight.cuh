@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: MIT The gradient of W over staged arrays: rows are filters, columns are
-// (tap, channel), and the sum is over positions. A block sums one part of the
-// positions; staged_total.cuh adds the parts. Blocks of the first columns also sum Y,
-// for the gradient of a bias.
+// SPDX-License-Identifier: MIT
+// The gradient of W over staged arrays: rows are filters, columns are (tap, channel), and the sum
+// is over positions. A block sums one part of the positions; staged_total.cuh adds the parts.
+// Blocks of the first columns also sum Y, for the gradient of a bias.
 #pragma once
 #include "conv/staged_image.cuh"
 #include "conv/staged_row_sums.cuh"

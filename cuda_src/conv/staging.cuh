@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: MIT Staged arrays, which tiles are copied from by vectors: (n, channel,
-// position) as (n, position, channel), channels padded to whole vectors; and StagedRows, what each
-// position of the output reads.
+// SPDX-License-Identifier: MIT
+// Staged arrays, which tiles are copied from by vectors: (n, channel, position) as (n, position,
+// channel), channels padded to whole vectors; and StagedRows, what each position of the output
+// reads.
 #pragma once
 #include "conv/image.cuh"
 

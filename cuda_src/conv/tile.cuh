@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT A block's tile of a matrix product: D (ROWS x COLUMNS) += A (ROWS x
-// DEPTH) B (DEPTH x COLUMNS). A and B are in shared memory, a part of DEPTH of the sum at a time; D
-// is in registers.
+// SPDX-License-Identifier: MIT
+// A block's tile of a matrix product: D (ROWS x COLUMNS) += A (ROWS x DEPTH) B (DEPTH x COLUMNS). A
+// and B are in shared memory, a part of DEPTH of the sum at a time; D is in registers.
 //
 //     A   element (row, k) at k * A_PITCH + row; or, BY_ROWS, at row * A_PITCH + k
 //     B   element (k, column) at k * B_PITCH + column; or, BY_COLUMNS, at column * B_PITCH + k

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: MIT The gradient of W as a matrix product: rows are filters m, columns
-// are channels and taps (c, k), and the sum is over positions (n, o):
+// SPDX-License-Identifier: MIT
+// The gradient of W as a matrix product: rows are filters m, columns are channels and taps (c, k),
+// and the sum is over positions (n, o):
 //
 //     dW[m][c][k] = sum over (n, o) of Y[n][m][o] * X[n][c][o stride - pad + k dilation]
 //

@@ -15,6 +15,7 @@
 #include "cross_entropy/division.cuh"
 #include "cross_entropy/facts.cuh"
 #include "cross_entropy/labels.cuh"
+#include "cross_entropy/loss.cuh"
 #include "cross_entropy/loss_and_gradient.cuh"
 #include "cross_entropy/regularized.cuh"
 #include "cross_entropy/shares.cuh"
@@ -67,6 +68,8 @@ using Regularized = cross_entropy::regularized::Regularized<T, TOUT>;
 using Shares = cross_entropy::shares::Shares<T, TOUT, TTARGET>;
 using Target = cross_entropy::labels::Target<A>;
 using cross_entropy::labels::target_of;
+using cross_entropy::loss::loss_bundle;
+using cross_entropy::loss::loss_line;
 
 // ---- sums over rows -----------------------------------------------------------------------------
 
@@ -90,77 +93,6 @@ __device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zer
 }
 
 // ---- the lines ----------------------------------------------------------------------------------
-
-// Of the line's scores x: log_prob[i] = x[i] - max - log(sum of exp(x - max)), where log_prob is
-// not null; loss = -log_prob[label], without the weight in losses.summed, with it in losses.output.
-template <int W, int DEPTH, class Threads>
-__device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Threads& threads,
-                                          const T* scores, const void* labels, const void* weights,
-                                          const Rule& rule, TOUT* log_prob, Losses losses) {
-    LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
-    OnlineSum<A> of;
-    const auto batch = read(line, of, in);
-    of.join(threads);
-    const A max = of.max, last = logarithm(of.sum);
-    if (line.leads() && losses.wanted()) {
-        const Target target = target_of<A>(labels, weights, rule, line.number);
-        const A score =
-            target.label < 0 ? A(0) : to_acc(scores[line.start + target.label * line.stride]);
-        losses.store(line.number, target, last - (score - max));
-    }
-    const auto map = [=](Place<W>, A x) { return x - max - last; };
-    if (log_prob) write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in);
-}
-
-// loss_line for the W lines of a bundle. Thread y < W of the bundle writes the loss of line y; there
-// are at least W threads.
-template <int W, int DEPTH>
-__device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
-                                            const BundleThreads<A, W>& threads, const T* scores,
-                                            const void* labels, const void* weights,
-                                            const Rule& rule, TOUT* log_prob, Losses losses) {
-    Reader<T, W, DEPTH> in(bundle, scores, from_acc<T>(negative_infinity<A>()));
-    in.load(bundle, 0);
-    const i64 own = threadIdx.y;
-    const bool has_loss = own < W && bundle.number >= 0 && losses.wanted();
-    Target target{-1, 0, false};
-    if (has_loss) target = target_of<A>(labels, weights, rule, bundle.number + own);
-    A score = 0;
-    if (target.label >= 0)
-        score = to_acc(scores[bundle.start + own + target.label * bundle.stride]);
-    A max[W], sum[W];
-#pragma unroll
-    for (int i = 0; i < W; ++i) {
-        max[i] = in.at(0, i);
-#pragma unroll
-        for (int u = 1; u < DEPTH; ++u) max[i] = larger(max[i], in.at(u, i));
-    }
-    threads.max(max);
-    in.renew(bundle.zero());
-#pragma unroll
-    for (int i = 0; i < W; ++i) {
-        const A now = OnlineSum<A>::reference(max[i]);
-        sum[i] = 0;
-#pragma unroll
-        for (int u = 0; u < DEPTH; ++u) sum[i] += exponential(in.at(u, i) - now);
-    }
-    threads.sum(sum);
-    in.renew(bundle.zero());
-#pragma unroll
-    for (int i = 0; i < W; ++i) {
-        sum[i] = logarithm(sum[i]);
-        if (has_loss && i == own)
-            losses.store(bundle.number + i, target, sum[i] - (score - max[i]));
-    }
-    if (!log_prob) return;
-#pragma unroll
-    for (int u = 0; u < DEPTH; ++u) {
-        A values[W];
-#pragma unroll
-        for (int i = 0; i < W; ++i) values[i] = in.at(u, i) - max[i] - sum[i];
-        Writer<TOUT>{log_prob}.store(bundle, 0, u, values);
-    }
-}
 
 // gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor + bias[i], where a null
 // bias is 0, and the first term is 0 if the weight or the divisor is 0. dy is dy[line] or, without
@@ -289,8 +221,8 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
 }
 
 // output = sum of w[row] * losses[row] / (n, or sum of w where n is 0), w[row] the weight of the row's
-// label, or 1 where labels is null; with `are_weighted` losses have their weights. All blocks add up rows; the one that finishes last adds up the
-// blocks.
+// label, or 1 where labels is null; with `are_weighted` losses have their weights. All blocks add up
+// rows; the one that finishes last adds up the blocks.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
                          const __grid_constant__ Rule rule, bool are_weighted, double n,

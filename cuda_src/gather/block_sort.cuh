@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT The sort of radix_sort.cuh by one block in one launch, for so few
-// entries that shared memory has room for two copies. The order is the same, so
-// sums have the same bits.
+// SPDX-License-Identifier: MIT
+// The sort of radix_sort.cuh by one block in one launch, for so few entries that shared memory has
+// room for two copies. The order is the same, so sums have the same bits.
 #pragma once
 #include "gather/radix_sort.cuh"
 

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: MIT GatherElements' gradient along an axis before the last: an element
-// of dY is added to its own column of dX, so only rows have to be sorted.
+// SPDX-License-Identifier: MIT
+// GatherElements' gradient along an axis before the last: an element of dY is added to its own
+// column of dX, so only rows have to be sorted.
 //
 // A bucket is BUCKET_ROWS rows of dX in one column. Three launches: (1) count how many elements of
 // a column go to each bucket, (2) move them there in the order of dY, (3) a warp adds those of a

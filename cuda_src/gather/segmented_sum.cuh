@@ -175,7 +175,10 @@ struct Parent {
     }
 };
 
-// Blocks 0 to start_blocks - 1 find `starts`, the others sum nodes: see gather__sum_nodes.
+// Blocks 0 to start_blocks - 1 find `starts`, the others sum nodes: see gather__sum_nodes. parents:
+// the nodes of the next level; such a node is summed by the block that finishes its last child.
+// tickets: a counter for each parent and column block, 0 before and after. `parent` is made first, so
+// that its loads begin early. Starts are the same for all batches: blocks of z > 0 repeat none.
 template <int N, class T, class Key>
 __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
                                                  const Entry<Key>* __restrict__ entries,

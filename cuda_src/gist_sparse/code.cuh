@@ -3,6 +3,9 @@
 //
 //     code | head | starts, 8 bytes a tile | mask | values of tile 0 | values of tile 1 | ...
 //          0      16                      mask   values
+//
+// head: i64 length of the code in bytes; u64 0, or 1 if the elements follow raw. Start t: where the
+// values of tile t begin, in bytes of the code; those of the last tile end with it.
 #pragma once
 #include "gist_sparse/tile.cuh"
 
@@ -50,12 +53,15 @@ __device__ __forceinline__ u32 sound_groups(i64 begin, i64 end, const Code& code
 }
 
 // True if the range of bytes that the starts give to a tile is valid for values; it may be empty.
+// x: the code of n elements. GROUPS: 16-byte groups of a tile's values, at most. aligned: x is at a
+// multiple of 16 bytes.
 template <class T, int GROUPS>
 __device__ __forceinline__ bool has_place(const u8* x, i64 tile, i64 n, const Code& code,
                                           bool aligned) {
     if (!is_of_width<T>(x, n, code, aligned)) return false;
     const u8* const start = x + HEAD_NBYTES + 8 * tile;
     const i64 begin = load_any<i64>(start, aligned);
+    // The last tile ends where the code does: its length is at x.
     const i64 end = load_any<i64>(tile == tiles_of<T>(n) - 1 ? x : start + 8, aligned);
     return begin == end ? begin >= code.values && end <= code.nbytes && begin % 16 == 0
                         : sound_groups<GROUPS>(begin, end, code) > 0;

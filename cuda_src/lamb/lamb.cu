@@ -73,6 +73,9 @@ struct SumsOfSquares {
     }
 
   private:
+    // sum += x[0]^2 + ... + x[N - 1]^2. Squares that are added in float may lose what float cannot
+    // hold: above 2^128 all of them, so the sum must be well below that; below 2^-126 some of them,
+    // which are too small to matter beside a sum of 2^-64.
     template <int N>
     static __device__ __forceinline__ void add_to(double& sum, const ACC (&x)[N]) {
         constexpr ACC LEAST = static_cast<ACC>(0x1p-64), MOST = static_cast<ACC>(0x1p96);

@@ -300,9 +300,9 @@ struct Column {
     static constexpr int UNROLL = 4;
 
     const Inputs<T, V, FROM_Y>& in;
-    const A* means;  // null without dX
-    T* dx;
-    i64 column, length;
+    const A* means;      // {mean of h, mean of h x^} of each row, or null: no dX is wanted
+    T* dx;               // null without means
+    i64 column, length;  // length: columns of a row
     A scale, bias;
     A of_scale = 0, of_bias = 0;
 

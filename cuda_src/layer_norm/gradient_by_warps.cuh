@@ -59,6 +59,9 @@ struct Walk {
 
     static constexpr bool IS_SHIFTED = SHIFTED;
 
+    // Group g of block b has rows (b / period * groups + g) * period + b % period + k * step, k = 0,
+    // 1, ... With SHIFTED, where rows are not whole slots, rows `period` apart begin at the same
+    // address modulo 16, so `head` is the same for all of them. in_block: number of the thread.
     __device__ __forceinline__ explicit Walk(const Rows& rows, u32 in_block = threadIdx.x)
         : rows(rows), end(rows.slots) {
         group = in_block / rows.threads, thread = in_block - group * rows.threads;

@@ -130,6 +130,8 @@ struct WindowsOfRows {
     i32 n_rows;
 
     // The OF_ROWS windows, one below the other, that thread `position` computes; fewer at the end.
+    // Along this axis geometry.written counts groups of OF_ROWS rows, and geometry.output rows: so
+    // place_of gives the number of a group, of which OF_ROWS times is its first row.
     __device__ WindowsOfRows(const Geometry& geometry, i64 position)
         : geometry(geometry), place(place_of(geometry, position)) {
         place.at[ROWS_AXIS] *= OF_ROWS;

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT The windows of elements, and the elements of windows: window o has
-// elements o * stride - pad + tap * dilation along an axis, tap < kernel. See
-// families/pooling/windows.py.
+// SPDX-License-Identifier: MIT
+// The windows of elements, and the elements of windows: window o has elements o * stride - pad +
+// tap * dilation along an axis, tap < kernel. See families/pooling/windows.py.
 #pragma once
 #include "core/fast_division.cuh"
 #include "pooling/facts.cuh"

@@ -162,13 +162,14 @@ class PendingChecks(Locked):
     may change; and older, closed ones, which wait only for their numbers."""
 
     def __init__(self, limit: int = LIMIT, last: Step | None = None) -> None:
-        """last: the previous step, from which the bytes of this one's codes are estimated."""
+        """limit: bytes of arrays whose checks may be open; last: the previous step, from which the
+        bytes of this one's codes are estimated."""
         super().__init__()
         self._limit = limit
-        self._open: deque[PendingCheck] = deque()
-        self._unread: deque[PendingCheck] = deque()  # of the open ones
-        self._closed: deque[PendingCheck] = deque()
-        self._open_nbytes = self._closed_nbytes = 0
+        self._open: deque[PendingCheck] = deque()  # a later norm may still change these
+        self._unread: deque[PendingCheck] = deque()  # of the open ones: numbers are not read
+        self._closed: deque[PendingCheck] = deque()  # past the limit: only numbers are awaited
+        self._open_nbytes = self._closed_nbytes = 0  # of their arrays
         self._step, self.last = Step(), last or Step()
         self.peak = 0  # bytes that waited
         self.decisions: dict[Hashable, bool] = {}  # by place: codes were good enough

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ..codecs.table import CODECS, get_codec
 from ..dtypes import Dtype, dtype_name
-from ..errors import ArgumentError, pass_on, refuse, shown
+from ..errors import ArgumentError, raise_if_from_handler, refuse, shown
 from ..families.gist.operators import Decoder
 from ..families.gist_guard.operators import GistGuardedMsfp15Encoder
 from ..families.gist_guard.sample import Grouping
@@ -70,7 +70,7 @@ def takes_consumer(policy: Policy) -> bool:
     try:
         parameters = inspect.signature(policy).parameters
     except (TypeError, ValueError) as error:  # a C function without a signature
-        pass_on(error)
+        raise_if_from_handler(error)
         return False
     return "consumer" in parameters
 

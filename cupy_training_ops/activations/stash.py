@@ -109,7 +109,7 @@ class ExitMethod:
         if instance is None:
             return self._function
         leave = partial(self._function, instance)
-        instance.statement = weakref.ref(leave)
+        instance.next_exit = weakref.ref(leave)
         return leave
 
 
@@ -148,8 +148,10 @@ class ActivationStash(Summary):
         self._streams: dict[int, Streams] = {}  # by device
         self._buffers: dict[tuple[object, ...], Array] = {}
         self._pending = PendingChecks()
-        self.statement: Callable[[], object] | None = None  # of the next `with`
-        self._entered: Callable[[], object] | None = None  # of the last `with`
+        # Weak references to the function `__exit__` of the `with` that is about to be entered, and
+        # of the one that was entered last; None if unknown. See ExitMethod.
+        self.next_exit: Callable[[], object] | None = None
+        self._current_exit: Callable[[], object] | None = None
         self._is_open = False  # between __enter__ and __exit__
         self._is_over = True  # `_end` has run without an exception
         self._begin()
@@ -176,18 +178,16 @@ class ActivationStash(Summary):
 
     def __enter__(self) -> ActivationStash:
         """Open the stash for a forward pass; refuse a `with` inside of another."""
-        statement, self.statement = self.statement, None
-        if (
-            statement is not None and statement() is None
-        ):  # freed: a subclass has its own `__exit__`
-            statement = None
+        current_exit, self.next_exit = self.next_exit, None
+        if current_exit is not None and current_exit() is None:
+            current_exit = None  # freed by a subclass, whose own `__exit__` calls this one
         if self._is_inside():
             raise ArgumentError(f"{NAME}: expected one `with` at a time, got another inside of it")
         if not self._is_over:  # an exception stopped the previous end
             self._end()
             self._pending = self._pending.successor()
         self._begin()
-        self._is_over, self._entered, self._is_open = False, statement, True
+        self._is_over, self._current_exit, self._is_open = False, current_exit, True
         return self
 
     @ExitMethod
@@ -199,7 +199,7 @@ class ActivationStash(Summary):
 
     def _is_inside(self) -> bool:
         """Return True inside of `with`; its function is freed even if `__exit__` was stopped."""
-        return self._is_open and (self._entered is None or self._entered() is not None)
+        return self._is_open and (self._current_exit is None or self._current_exit() is not None)
 
     def _end(self) -> None:
         """Release all memory, after its streams wait for work that uses it."""
@@ -250,7 +250,10 @@ class ActivationStash(Summary):
             self._pending.add(check, entry, entry.nbytes)
 
     def _entry(self, name: str, x: Any, need: str, is_tensor: bool) -> StashEntry:
-        """Make an entry, with the codec that the policy chooses."""
+        """Make an entry, with the codec that the policy chooses.
+
+        x: a NumPy or CuPy array. need: as of `put`. is_tensor: the caller's array is PyTorch's.
+        """
         _, dtype, shape, aligned, _, device = BACKENDS[type(x)].info(x)
         codec = choose_codec(NAME, self._policy, name, dtype_name(dtype), shape, need)
         spec = Spec(shape, dtype, aligned)
@@ -354,7 +357,10 @@ class ActivationStash(Summary):
             self._lengths.add(entry.streams, entry, tell, length, event)
 
     def _buffer(self, entry: StashEntry, backend: Backend, codec: Codec) -> Array | None:
-        """Return memory of an earlier step for codes; None: allocate it."""
+        """Return memory of an earlier step for the entry's codes; None: allocate it.
+
+        Raises ProviderError inside a capture that has none.
+        """
         buffer = self._buffers.get(entry.place)
         if not backend.capturing(entry.device):
             return None if codec.leaves_room else buffer

@@ -15,7 +15,14 @@ import numpy as np
 from .. import limits
 from ..declare.declaration import Declaration, Others
 from ..declare.schema import REQUIRED, Input, n_required
-from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse, warn_deprecated
+from ..errors import (
+    ArgumentError,
+    ProviderError,
+    cut,
+    raise_if_from_handler,
+    refuse,
+    warn_deprecated,
+)
 from . import checks, interop
 from .backends import BACKENDS, are_known, cuda_backend
 from .checks import convert_value, is_number
@@ -103,7 +110,7 @@ def adopt(op: str, argument: str, value: Any, or_else: str = "") -> Any:
     except MemoryError:
         raise
     except Exception as error:  # of the array's own library, which may raise anything
-        pass_on(error)
+        raise_if_from_handler(error)
         raise ArgumentError(f"{op}: {argument}: cannot share its memory: {_cause(error)}") from None
     if array is None:
         expected = f"{or_else}a NumPy or CuPy array"

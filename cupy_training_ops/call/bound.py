@@ -21,7 +21,7 @@ from ..backend import Array
 from ..declare.schema import Input
 from ..device.tensor_guards import Watched, like, state
 from ..dtypes import dtype_name
-from ..errors import pass_on, refuse
+from ..errors import raise_if_from_handler, refuse
 from . import checks
 from .arguments import adopt_input, adopt_out, by_declared_names
 from .checks import is_number
@@ -638,7 +638,7 @@ class TensorGuard:
         try:
             tensors = self._tensors(values)
         except (KeyError, TypeError) as error:  # not hashable, or not adopted
-            pass_on(error)
+            raise_if_from_handler(error)
             return None
         if tensors is None or self._are_alike is None or not self._are_alike(tensors):
             return None

@@ -15,7 +15,7 @@ from ..declare.declaration import Declaration
 from ..declare.schema import REQUIRED, Attribute, Input, Shape, Spec, n_required
 from ..declare.type_rows import TypeRows
 from ..dtypes import BOOL, FLOAT64, Dtype, dtype_name, dtype_names, to_dtype
-from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
+from ..errors import ArgumentError, DtypeError, OpError, cut, raise_if_from_handler, refuse, shown
 from .keys import NUMBERS
 
 Bindings = dict[str, Dtype]
@@ -56,7 +56,7 @@ def entries(op: str, argument: str, values: Sequence[Any]) -> Sequence[Any]:
     except OpError:
         raise
     except Exception as error:  # of the caller's class, also MemoryError: there are few entries
-        pass_on(error)
+        raise_if_from_handler(error)
         cause = f"{type(error).__name__}: {error}"
         raise ArgumentError(f"{op}: {argument}: cannot be read: {cut(cause)}") from None
 
@@ -178,7 +178,7 @@ def convert_value(op: str, declared: Attribute | Input, value: object) -> object
     except MemoryError:
         raise
     except Exception as error:  # of the value's class
-        pass_on(error)
+        raise_if_from_handler(error)
         cause = f"{type(error).__name__}: {error}"
         raise ArgumentError(f"{op}: {declared.name}: cannot be read: {cause}") from None
 

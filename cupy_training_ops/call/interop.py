@@ -27,7 +27,7 @@ from ..declare.schema import Input
 from ..device.streams import on_stream
 from ..device.tensor_guards import dense_strides, raise_versions
 from ..dtypes import BFLOAT16, HostArray, dtype_name
-from ..errors import ProviderError, pass_on, refuse
+from ..errors import ProviderError, raise_if_from_handler, refuse
 from .backends import ForeignError, cuda_backend, infos, tensor_backend
 from .checks import is_number
 from .prepared import Arguments, Arrays, Prepared, list_writes
@@ -298,7 +298,7 @@ def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Argu
     except ForeignError:
         return False
     except KeyError as error:  # an unusual tensor, or a CPU tensor beside a GPU's
-        pass_on(error)
+        raise_if_from_handler(error)
         return False
     return True
 
@@ -396,7 +396,7 @@ def _has_memory(tensor: Any) -> bool:
     try:
         return bool(tensor.data_ptr())
     except RuntimeError as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         return True
 
 
@@ -406,7 +406,7 @@ def _device_exchanged(function: str, value: Any) -> Any:
     try:
         return getattr(sys.modules["cupy"], function)(value)
     except RuntimeError as error:  # CUDA's own: no GPU, no driver
-        pass_on(error)
+        raise_if_from_handler(error)
         raise ProviderError(f"cannot use a device array here: {error}") from None
 
 
@@ -415,7 +415,7 @@ def _host_exchanged(value: Any) -> HostArray:
     try:
         return np.from_dlpack(value)
     except (RuntimeError, BufferError) as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         with contextlib.suppress(RuntimeError, TypeError, ValueError):
             array = np.asarray(value, copy=False)
             if dtype_name(array.dtype) == "bfloat16":

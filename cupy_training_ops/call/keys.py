@@ -18,7 +18,7 @@ import numpy as np
 
 from ..backend import Array, Backend
 from ..declare.schema import Input
-from ..errors import pass_on
+from ..errors import raise_if_from_handler
 from .backends import BACKENDS, TENSORS, info, infos, is_array
 
 Reader = Callable[[Any], object]
@@ -192,7 +192,7 @@ class SameArrays:
             references = tuple([weakref.ref(a, dead.append) for a in arrays if a is not None])
             keys = _keys(declared, readers, inputs, out)
         except (KeyError, TypeError) as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             return None
         states = None if by_memory else backend.states(arrays)
         identities = tuple(map(id, arrays))
@@ -208,7 +208,7 @@ class SameArrays:
                 return False
             return self.states is None or self.backend.states(arrays) == self.states
         except (KeyError, TypeError) as error:  # an argument that has to be adopted
-            pass_on(error)
+            raise_if_from_handler(error)
             return False
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from ..declare.declaration import Declaration
 from ..device.workspace import Workspaces
-from ..errors import pass_on
+from ..errors import raise_if_from_handler
 from . import checks, keys
 from .arguments import Signatures, adopt_input, adopt_out, by_declared_names, in_order
 from .backends import BACKENDS, TENSORS, ForeignError, info
@@ -98,7 +98,7 @@ class Op(Operator):
             key = tuple([(name, keys.attribute_key(value)) for name, value in attributes.items()])
             op = cls._shared.get(key)
         except (KeyError, TypeError) as error:  # not hashable
-            pass_on(error)
+            raise_if_from_handler(error)
             return cls.to_share(**attributes)
         if op is None:
             op = cls.to_share(**attributes)
@@ -171,7 +171,7 @@ class Op(Operator):
         except ForeignError:
             key = call = None
         except (KeyError, TypeError) as error:  # an unusual array, or a value without a key
-            pass_on(error)
+            raise_if_from_handler(error)
             key = call = None
         if call is None:
             return self._prepare_and_call(key, inputs, arrays, outputs, workspace)

@@ -169,7 +169,10 @@ def _check_inputs(
 
 
 def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:
-    """Return the arguments of `infer` and `plan`: specs, tuples of them, Changing, host values."""
+    """Return the arguments of `infer` and `plan`: specs, tuples of them, Changing, host values.
+
+    keys, fixed: the key of each input, and its value if that is on the host.
+    """
     specs: list[object] = []
     n_arrays = 0
     for place, (declared, key) in enumerate(zip(op.inputs, keys, strict=True)):

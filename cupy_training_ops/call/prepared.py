@@ -103,7 +103,11 @@ def flatten(out: Sequence[Any], counts: Sequence[int | None]) -> Arguments:
 
 
 def list_writes(prepared: Prepared) -> Iterator[Written]:
-    """Yield what a call writes, by index: arrays first, then `out`."""
+    """Yield the index of each array that a call writes, and the inputs that may be that very array.
+
+    First, in the order of results, arrays of `out`, whose indices follow those of the inputs, or
+    inputs that a result overwrites; then inputs that are updated without a result.
+    """
     n_arrays = len(prepared.arrays)
     pairs = zip(prepared.results, prepared.out, strict=True)
     for place, (result, info) in enumerate(pairs, n_arrays):

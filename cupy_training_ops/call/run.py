@@ -22,7 +22,7 @@ from ..device.marks import NO_MARKS, Marks, in_turn, make_all, own_marks
 from ..device.tensor_guards import raise_versions
 from ..device.workspace import Store, Workspaces
 from ..dtypes import UINT8, Dtype, HostArray
-from ..errors import ProviderError, pass_on, refuse, shown
+from ..errors import ProviderError, raise_if_from_handler, refuse, shown
 from . import layout
 from .arguments import adopt
 from .backends import info
@@ -323,7 +323,7 @@ class Call:
         try:
             return np.asarray(number, dtype)
         except (ArithmeticError, TypeError, ValueError) as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             refuse(self.prepared.op, result.name, f"a number that {dtype} holds", shown(number))
 
     def _with_hosts(self, inputs: Arguments, values: Values) -> list[object]:
@@ -392,7 +392,7 @@ def _info(array: Array, adopted: Array) -> Info:
     try:
         return info(array)
     except KeyError as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         return info(adopted)
 
 

@@ -15,7 +15,7 @@ from ..call.arguments import adopt
 from ..call.backends import info
 from ..call.interop import as_tensor, has_same_stream
 from ..dtypes import Dtype, dtype_name
-from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse, shown
+from ..errors import ArgumentError, ProviderError, cut, raise_if_from_handler, refuse, shown
 
 T = TypeVar("T")
 Callee = Callable[..., Any]  # of the caller's: on what arrays it takes and gives nothing is known
@@ -161,7 +161,7 @@ def run(
     except MemoryError:
         raise
     except Exception as error:  # of any kind
-        pass_on(error)
+        raise_if_from_handler(error)
         words = cut(f"{type(error).__name__}: {error}")
         raise ProviderError(f"{op}: {name} raised {words}") from error
 

@@ -17,7 +17,7 @@ from ..errors import printable
 from .errors import Failure
 from .outputs import open_out, refuse_overwriting
 from .terminal import align, say, wrap
-from .trial import OneArray, Quality, Refusal, Subject, Summary, Trial, keeps_values, snr_db
+from .trial import OneArray, Quality, Refusal, Subject, Summary, Trial, is_measured, snr_db
 
 Point = tuple[float, float]  # bits per value, dB
 MARKERS = "osD^vPX*<>hpd"
@@ -188,7 +188,7 @@ def points_of(arrays: Sequence[OneArray]) -> dict[str, list[Point]]:
     points: dict[str, list[Point]] = {}
     for array in arrays:
         for trial in array.trials:
-            has_values = keeps_values(trial.fidelity) or trial.fidelity.lost
+            has_values = is_measured(trial.fidelity)
             if has_values and array.size:
                 point = (8 * trial.nbytes / array.size, snr_db(trial.fidelity))
                 points.setdefault(trial.name, []).append(point)

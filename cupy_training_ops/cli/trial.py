@@ -40,7 +40,7 @@ class Quality:
             return None
         if fidelity.lost:
             return f"{fidelity.lost} finite values became infinite or NaN"
-        if not keeps_values(fidelity):
+        if not is_measured(fidelity):
             return None
         if self.min_snr is not None and snr_db(fidelity) < self.min_snr:
             return f"{in_words(fidelity)}, asked for at least {self.min_snr:g}"
@@ -54,9 +54,12 @@ class Quality:
         return " and ".join(part for part in (snr, error) if part)
 
 
-def keeps_values(fidelity: Fidelity) -> bool:
-    """Return True if errors were measured: codes of signs, and empty arrays, have none."""
-    return fidelity.max_abs_error is not None
+def is_measured(fidelity: Fidelity) -> bool:
+    """Return True if errors were measured, or values were lost, which is a failure.
+
+    Codes of signs, and empty arrays, have no errors.
+    """
+    return fidelity.max_abs_error is not None or fidelity.lost > 0
 
 
 def snr_db(fidelity: Fidelity) -> float:
@@ -358,7 +361,7 @@ class Summary:
     def _total(self, name: str) -> Total:
         of_codec = [(a, t) for a in self.arrays for t in a.trials if t.name == name]
         trials = [trial for _, trial in of_codec]
-        measured = [t.fidelity for t in trials if keeps_values(t.fidelity) or t.fidelity.lost]
+        measured = [t.fidelity for t in trials if is_measured(t.fidelity)]
         return Total(
             name,
             len(trials),
@@ -389,13 +392,13 @@ def recommend(trials: Sequence[Trial], quality: Quality) -> Recommendation:
 
     Codecs of the sign alone are never recommended: no figure says if that is enough.
     """
-    values = [t for t in trials if keeps_values(t.fidelity) or t.fidelity.lost]
-    smaller = [m for m in values if m.ratio > 1]
-    good = [m for m in smaller if not m.fidelity.violations and not quality.shortfall(m.fidelity)]
+    measured = [t for t in trials if is_measured(t.fidelity)]
+    smaller = [t for t in measured if t.ratio > 1]
+    good = [t for t in smaller if not t.fidelity.violations and not quality.shortfall(t.fidelity)]
     if not good:
         return Recommendation(None, _why_none(smaller, quality))
-    best = max(good, key=lambda m: (m.ratio, snr_db(m.fidelity)))
-    rivals = [m for m in smaller if m is not best and m.ratio >= best.ratio]
+    best = max(good, key=lambda t: (t.ratio, snr_db(t.fidelity)))
+    rivals = [t for t in smaller if t is not best and t.ratio >= best.ratio]
     return Recommendation(best.name, f"{_figures(best)}; {_why_not(rivals)}")
 
 
@@ -407,13 +410,13 @@ def _why_not(rivals: Sequence[Trial]) -> str:
     """Codecs that are as small or smaller, the most faithful first."""
     if not rivals:
         return "the smallest"
-    named = sorted(rivals, key=lambda m: snr_db(m.fidelity), reverse=True)[:RIVALS]
-    return "no larger: " + ", ".join(f"{m.name} ({in_words(m.fidelity)})" for m in named)
+    named = sorted(rivals, key=lambda t: snr_db(t.fidelity), reverse=True)[:RIVALS]
+    return "no larger: " + ", ".join(f"{t.name} ({in_words(t.fidelity)})" for t in named)
 
 
 def _why_none(smaller: Sequence[Trial], quality: Quality) -> str:
     if not smaller:
         return "nothing tried that keeps values makes it smaller"
-    closest = max(smaller, key=lambda m: (snr_db(m.fidelity), m.ratio))
+    closest = max(smaller, key=lambda t: (snr_db(t.fidelity), t.ratio))
     short = quality.shortfall(closest.fidelity) or "outside its bound"
     return f"closest: {closest.name}, ratio {closest.ratio:.1f}, {short}"

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import pass_on
+from ..errors import raise_if_from_handler
 
 _PERMISSIONS = 0o777  # without setuid and setgid
 _DESCRIPTORS = ("/proc/self/fd", "/proc/thread-self/fd", "/dev/fd")
@@ -208,7 +208,7 @@ def _name_path_in_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         folder, name = os.path.split(str(error.filename or ""))
         is_named = name and not _UNFINISHED.fullmatch(name) and folder == os.path.dirname(path)
         if error.errno is None or is_named:

@@ -23,7 +23,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..dtypes import Dtype
-from ..errors import ArgumentError, OpError, cut, pass_on
+from ..errors import ArgumentError, OpError, cut, raise_if_from_handler
 
 NumpyArray = NDArray[np.generic]
 StrPath = str | os.PathLike[str]
@@ -138,7 +138,7 @@ def refuse_damage(name: str) -> Iterator[None]:
     except (OpError, MemoryError, io.UnsupportedOperation):
         raise
     except Exception as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         if isinstance(error, OSError) and error.errno not in _BY_DAMAGE:
             raise
         first = (str(error).splitlines() or [type(error).__name__])[0]  # then NumPy advises pickle

@@ -17,7 +17,7 @@ from ..call import arguments, backends
 from ..call.interop import as_tensor, is_tensor
 from ..declare.schema import Shape, Spec, integer
 from ..dtypes import Dtype, HostArray, dtype_name, to_dtype
-from ..errors import ArgumentError, OpError, ProviderError, pass_on, refuse, shown
+from ..errors import ArgumentError, OpError, ProviderError, raise_if_from_handler, refuse, shown
 from ..families.gist.operators import Decoder
 from ..plan import ceil_div
 from ..summary import Summary
@@ -203,7 +203,7 @@ def _form(op: str, x: object) -> tuple[Dtype, Shape, bool]:
     try:
         _, dtype, shape, *_ = backends.info(x)  # type: ignore[arg-type]
     except KeyError as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         x = array = arguments.adopt(op, "X", x)
         dtype, shape = array.dtype, array.shape
     return dtype, tuple(shape), isinstance(x, np.ndarray)
@@ -223,7 +223,7 @@ def _read_header(file: object, header: container.Header, code: Stored) -> tuple[
         about = (header["codec"], header["dtype"], shape, header["options"])
         _check(*about, code.header())
     except (OpError, KeyError, TypeError) as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         raise ArgumentError(f"{file}: damaged packed array: {error}") from None
     return about
 

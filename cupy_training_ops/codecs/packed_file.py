@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..dtypes import Dtype, HostArray
-from ..errors import ArgumentError, cut, pass_on
+from ..errors import ArgumentError, cut, raise_if_from_handler
 from . import container, safetensors_file
 from .numpy_file import BinaryFile, NumpyArray
 from .packed import Packed, refuse_flaw
@@ -156,7 +156,7 @@ def _naming_damage(file: object) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         raise ArgumentError(f"{file}: damaged packed file: {cut(str(error))}") from None
 
 

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from .. import limits
 from ..dtypes import BFLOAT16, Dtype, HostArray, to_dtype
-from ..errors import MAX_BITS, ArgumentError, pass_on, shown
+from ..errors import MAX_BITS, ArgumentError, raise_if_from_handler, shown
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
@@ -234,7 +234,7 @@ def integer(value: Any) -> int:
     try:
         whole = operator.index(value)
     except TypeError as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         raise ArgumentError(f"expected an integer, got {shown(value)}") from None
     if whole.bit_length() > MAX_BITS:
         raise ArgumentError(f"expected at most {MAX_BITS} bits, got {shown(whole)}")
@@ -247,7 +247,7 @@ def real(value: object) -> float:
         try:
             return float(value)
         except OverflowError as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             raise ArgumentError(f"expected a number, got {shown(int(value))}") from None
     raise ArgumentError(f"expected a number, got {shown(value)}")
 
@@ -295,7 +295,7 @@ def integers(value: Any) -> tuple[int, ...]:
     try:
         return (integer(value),) if rank == 0 else tuple(map(integer, value))
     except TypeError as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         raise ArgumentError(f"expected integers, got {shown(value)}") from None
 
 
@@ -383,5 +383,5 @@ def _rank(value: ArrayLike) -> int:
     try:
         return np.ndim(value)
     except ValueError as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         return 2

@@ -16,7 +16,7 @@ import numpy as np
 from ..declare.facts import struct_name
 from ..declare.schema import Changing, Spec
 from ..dtypes import ELEMENT_TYPES, Dtype, element_type
-from ..errors import ArgumentError, CompileError, pass_on, shown
+from ..errors import ArgumentError, CompileError, raise_if_from_handler, shown
 from ..facts import Either
 from ..plan import Launch, Pointers, Scratch
 from .source import Parameter
@@ -105,7 +105,7 @@ def check_number(op: str, name: str, holder: str, make: Make, changing: Changing
         try:
             return make(changing.of(values) if is_derived else values[place])
         except (CompileError, ArithmeticError, TypeError, ValueError) as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             expected, got = f"a number that {holder} holds", values[place]
             raise ArgumentError(f"{op}: {name}: expected {expected}, got {shown(got)}") from None
 

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from ..backend import Backend, Kernel
-from ..errors import CompileError, ProviderError, pass_on
+from ..errors import CompileError, ProviderError, raise_if_from_handler
 from ..forks import Locked
 from ..log import LOG
 from ..plan import Device
@@ -279,7 +279,7 @@ def usable_cache() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         raise ProviderError(
             f"CuPy's kernel cache {cache_folder()!r} cannot be used "
             f"({error.strerror or error}); name another folder with: {CACHE_REMEDY}"
@@ -297,7 +297,7 @@ def importing(part: str) -> Iterator[None]:
     except ProviderError:
         raise
     except (ImportError, RuntimeError, OSError) as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         reason = " ".join(str(error.__cause__ or error).split())  # CuPy's own message is long
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == "cupy_backends"
         why = "CuPy is not installed" if is_missing else f"{part} cannot be loaded ({reason})"

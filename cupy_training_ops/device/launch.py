@@ -74,6 +74,7 @@ class ReadyPlan:
 
     Tables and values are made before `run`, so that nothing is queued if one is refused.
     direct: indices of arrays whose addresses are arguments themselves, not only in tables.
+    device: its number. n_arrays: arrays of a call, direct or not.
     """
 
     def __init__(
@@ -119,7 +120,11 @@ class ReadyPlan:
     def _as_packed(
         self, n_direct: int, rows: Sequence[tuple[int, ...]]
     ) -> list[Packed | _Piece] | None:
-        """Group steps: consecutive kernels as one `Packed`; None without a driver."""
+        """Group steps: consecutive kernels as one `Packed`; None without a driver.
+
+        n_direct: arrays whose addresses are arguments. rows: for each step the places of its
+        arguments among these, scratch memory, constants and new values.
+        """
         driver, arguments = self._backend.driver, self._arguments
         if driver is None:
             return None
@@ -527,6 +532,8 @@ class Packed:
     ) -> None:
         """Queue all launches, or none: no signal handler runs in between.
 
+        words, new: addresses and new values, as drawn above. stream: its address. marks: flags
+        that are set together with the launches.
         A call takes its block from the free ones until its last launch, so that other threads and
         nested calls use other blocks.
         """

@@ -74,7 +74,10 @@ def signatures(code: str) -> dict[str, tuple[Parameter, ...]]:
 
 
 def _inline(path: Path, folder: Path, seen: set[Path]) -> list[str]:
-    """Return the lines of a file, each local include replaced by its file the first time."""
+    """Return the lines of a file, each local include replaced by its file the first time.
+
+    folder: the root of the file's includes. seen: files that are inlined so far; others are added.
+    """
     seen.add(path)
     shown = f"{folder.name}/{path.relative_to(folder).as_posix()}"
     lines = [f'#line 1 "{shown}"']

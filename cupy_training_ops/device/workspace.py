@@ -95,7 +95,10 @@ class Workspaces(Locked):
         self.depth = 0
 
     def get(self, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int) -> Store:
-        """Return the current stream's store, of at least so many bytes of each kind."""
+        """Return the current stream's store, of at least so many bytes of each kind.
+
+        plain_nbytes: bytes of any value; zeros_nbytes: bytes that are 0 before and after a call.
+        """
         stores: Stores | None = getattr(_state, "stores", None)
         if stores is not None:
             return self._own(stores, backend, device, plain_nbytes, zeros_nbytes)

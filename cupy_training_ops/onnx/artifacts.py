@@ -23,7 +23,7 @@ from ..codecs.atomic_file import write_together
 from ..codecs.numpy_file import StrPath
 from ..declare.schema import finite
 from ..dtypes import FLOAT32, FLOATS, Dtype, dtype_name
-from ..errors import ArgumentError, cut, pass_on, refuse, shown
+from ..errors import ArgumentError, cut, raise_if_from_handler, refuse, shown
 from ..registry import get_op
 from .checkpoint import FILES, Checkpoint, checkpoint_files
 from .checks import BUFFER
@@ -120,7 +120,7 @@ def _serialized(proto: Proto, path: Path) -> bytes:
     try:
         data: bytes = proto.SerializeToString()
     except Exception as error:  # of protobuf, whose classes are no part of its interface
-        pass_on(error)
+        raise_if_from_handler(error)
         words = "2 GiB of constants at most, which are no parameters"
         refuse("artifacts", "model", words, f"more in {path.name} ({error})")
     return data

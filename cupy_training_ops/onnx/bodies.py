@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BOOL, FLOAT32, FLOAT64, FLOATS, Dtype, HostArray
-from ..errors import ArgumentError, OpError, cut, pass_on
+from ..errors import ArgumentError, OpError, cut, raise_if_from_handler
 from ..families.attention.operators import FlashAttention, max_width
 from .checks import output_types, part_types
 from .control import runs_graphs
@@ -141,7 +141,7 @@ def _types(
         is_constant = node.op_type == "Constant" and node.is_standard
         dtypes = [constant(node).dtype] if is_constant else output_types(node, types)
     except (OpError, TypeError, ValueError) as error:  # which the check of types refuses later
-        pass_on(error)
+        raise_if_from_handler(error)
     for k, name in enumerate(node.outputs):
         dtype = (dtypes[k] if k < len(dtypes) else None) or declared.get(name)
         if name and dtype is not None:
@@ -215,7 +215,7 @@ def _by_kernels(
     try:
         _check(node, _schema(node))
     except OpError as error:  # which the body's check refuses
-        pass_on(error)
+        raise_if_from_handler(error)
         return []
     if not (any(node.inputs[4:6]) or any(node.outputs[1:3])):
         attention = _flash_attention(node, types, shapes)
@@ -432,7 +432,7 @@ def _function(
         try:
             data = schema.get_context_dependent_function_with_opset_version(version, own, kinds)
         except Exception as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             raise ArgumentError(f"ONNX gives no body of it: {error}") from None
     if not data:
         raise ArgumentError("ONNX gives no body of it for these inputs and attributes")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
@@ -21,6 +21,7 @@ from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
 from .models import MOST_BYTES, from_bytes, onnx_package, read_bounded, read_part
 
 T = TypeVar("T")
+Field = tuple[Any, ...] | None  # see _Writer
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 IDENTIFIER = b"ODTC"
 _SLACK = 1 << 16  # bytes beyond twice the size, for small buffers that share names
@@ -76,7 +77,7 @@ class _Reader:
 
     def __init__(self, buffer: Buffer, external: Path) -> None:
         self._buffer, self._external = buffer, external
-        self._left: int | None = None
+        self._read_nbytes = 0  # of the other file
 
     def tensors(self, table: Table, field: int) -> dict[str, HostArray]:
         """Arrays by name."""
@@ -111,13 +112,15 @@ class _Reader:
             self._buffer.refuse(f"{cut(name)!r}: {error}")
 
     def _outside(self, offset: int, nbytes: int) -> bytes:
-        if self._left is None:
-            path = self._external
-            self._left = path.stat().st_size if path.is_file() else 0
-        self._left -= nbytes
-        if self._left < 0:
-            raise ArgumentError(f"{self._external.name!r} beside it is not there, or too short")
-        return read_part(self._external, offset, nbytes)
+        path = self._external
+        size = path.stat().st_size if path.is_file() else 0
+        if nbytes > size:
+            raise ArgumentError(f"{path.name!r} beside it is not there, or too short")
+        data = read_part(path, offset, nbytes)
+        self._read_nbytes += nbytes
+        if self._read_nbytes > size:
+            raise ArgumentError(f"tensors have bytes of {path.name!r} in common")
+        return data
 
 
 def _properties(table: Table | None) -> dict[str, int | float | str]:
@@ -323,13 +326,16 @@ class _Writer:
     def __init__(self) -> None:
         self.data = bytearray()
 
-    def root(self, fields: list[Any]) -> None:
+    def root(self, fields: Sequence[Field]) -> None:
         """Write the file's header and its table."""
         self.data += bytes(4) + IDENTIFIER
         self._point(0, self._table(fields))
 
-    def _table(self, fields: list[Any]) -> int:
-        """Write a table and what it points to; its place."""
+    def _table(self, fields: Sequence[Field]) -> int:
+        """Write a table, then what it points to; return where it begins in the file.
+
+        The offsets of its fields come first, then the fields, each aligned to its size.
+        """
         places, size = [], 4
         for each in fields:
             n = 0 if each is None else self.SIZES.get(each[0], 4)

@@ -23,7 +23,7 @@ from ..call import checks as call_checks
 from ..call.op import Op
 from ..declare.schema import Input
 from ..dtypes import FLOAT32, Dtype, HostArray
-from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse
+from ..errors import ArgumentError, DtypeError, OpError, cut, raise_if_from_handler, refuse
 from .graph import Extent, Graph, Node, Problems, Value, may_repeat_to, subgraphs
 from .models import dtype_or_none, onnx_package
 from .passes import ACCUMULATORS, STATE
@@ -138,7 +138,7 @@ class Labels:
                     ignored = node.attributes.get("ignore_index")
                     self._ranges[node.outputs[0]] = _range(np.asarray(value), ignored)
                 except ValueError as error:  # it is refused where it is fed
-                    pass_on(error)
+                    raise_if_from_handler(error)
 
     def check(self, classes: Mapping[str, int]) -> None:
         """Refuse the noted labels of a loss that are none of its classes.

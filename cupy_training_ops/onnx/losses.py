@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import Dtype
-from ..errors import ArgumentError, cut, pass_on, refuse, shown
+from ..errors import ArgumentError, cut, raise_if_from_handler, refuse, shown
 from .gradients.rules import INT64
 from .graph import Extent, Graph, Node, Value
 from .models import Proto, onnx_package, read_inferred
@@ -212,7 +212,7 @@ def _of_function(function: Proto, scores: Value, version: int) -> Proto:
         try:
             onnx_package().shape_inference.infer_shapes(model, True, True)
         except Exception as error:  # of ONNX's C++ code
-            pass_on(error)
+            raise_if_from_handler(error)
             problem = error
             continue
         return model

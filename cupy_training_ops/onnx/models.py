@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import limits
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type
-from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
+from ..errors import ArgumentError, DtypeError, OpError, cut, raise_if_from_handler, refuse, shown
 from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes, subgraphs
 from .inferred_shapes import infer_shapes
 from .passes import split_sequences, without_constants
@@ -79,7 +79,7 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
             light = onnx.version_converter.convert_version(light, least_opset)
         light = infer_shapes(light)
     except Exception as error:  # of ONNX's C++ code
-        pass_on(error)
+        raise_if_from_handler(error)
         raise ArgumentError(f"{name}: its shapes cannot be inferred: {error}") from None
     keep_if(light.graph.initializer, lambda item: _text(item.name) not in arrays)
     added = dict(_initializers(light.graph, folder, problems))  # by the conversion
@@ -195,7 +195,7 @@ def _inferred(
     try:
         return tuple(onnx.shape_inference.infer_shapes(copy, data_prop=True).graph.value_info)
     except Exception as error:  # of ONNX's; what does not fit is refused elsewhere
-        pass_on(error)
+        raise_if_from_handler(error)
         return ()
 
 
@@ -210,7 +210,7 @@ def _inline_functions(proto: Proto) -> Proto:
     try:
         return inliner.inline_local_functions(proto)
     except Exception as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         raise ArgumentError(f"the model's functions cannot be put in place: {error}") from None
 
 
@@ -429,7 +429,7 @@ def read_part(path: Path, offset: int, nbytes: int) -> bytes:
     try:
         size = path.stat().st_size if path.is_file() else -1
     except OSError as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         size = -1
     if size < 0:
         raise ArgumentError(f"external data: no file {path.name!r} in the model's folder")

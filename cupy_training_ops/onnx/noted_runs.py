@@ -20,7 +20,7 @@ import numpy as np
 from ..device import recording, streams, workspace
 from ..device.cuda import PER_THREAD
 from ..device.marks import NO_MARKS, Marks
-from ..errors import ProviderError, pass_on
+from ..errors import ProviderError, raise_if_from_handler
 from .arena import Arena, Plan, Recorder
 from .capture import Arrays, Form, Forms, each_array
 from .program import LARGEST_COPY, Upload
@@ -221,7 +221,7 @@ def _make_again(session: Session, group: _Group, marks: Mapping[int, Marks]) -> 
     except MemoryError:
         raise
     except Exception as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         title = session.program.steps[group.place].node.title
         raise ProviderError(f"{title} or behind it: {error}") from error
 

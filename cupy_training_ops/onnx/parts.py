@@ -15,7 +15,7 @@ from typing import Any
 
 from ..codecs.atomic_file import atomic_write
 from ..dtypes import HostArray
-from ..errors import ArgumentError, cut, pass_on
+from ..errors import ArgumentError, cut, raise_if_from_handler
 from .graph import Graph, Node, places_of
 from .models import Proto, keep_if, onnx_package, tensor_of
 from .passes import STATE
@@ -93,7 +93,7 @@ def write_part(
     try:
         data = _part(model, names, inside, arrays).SerializeToString()
     except Exception as error:  # of ONNX's C++ code, or of protobuf
-        pass_on(error)
+        raise_if_from_handler(error)
         raise ArgumentError(f"export: a model of at most 2 GiB is written: {error}") from None
     with atomic_write(path, sync) as stream:
         stream.write(data)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import OpError, ProviderError, pass_on
+from ..errors import OpError, ProviderError, raise_if_from_handler
 from ..plan import SCRATCH_ALIGNMENT, align_up
 from .graph import Graph, Node, Problems, subgraphs
 from .runner import Runner, each, runner_of
@@ -73,7 +73,7 @@ def node_runners(
         except OpError as error:
             problems.add(node.title, error)
         except (TypeError, ValueError, OverflowError) as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             problems.add(node.title, f"its attributes do not fit: {error}")
     return runners
 
@@ -198,7 +198,11 @@ class Compiler:
     def _updated_feeds(
         self, steps: Sequence[Step]
     ) -> tuple[frozenset[str], Mapping[int, frozenset[str]]]:
-        """Inputs that batch normalisation updates; and the steps that update others."""
+        """Return the fed inputs that batch normalisation updates, and the steps that update others.
+
+        Running statistics are small: a session copies them before each run, to restore them if it
+        is stopped. Other inputs, such as weights, are not copied: the caller marks their steps.
+        """
         names = {slot: name for name, (slot, _) in self._feeds.items()}
         statistics: set[str] = set()
         writers: dict[int, frozenset[str]] = {}

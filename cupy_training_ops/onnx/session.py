@@ -16,7 +16,7 @@ import numpy as np
 from ..declare.schema import integer
 from ..device.marks import NO_MARKS, Marks, Note, call_with_marks
 from ..dtypes import HostArray, dtype_name
-from ..errors import ArgumentError, DtypeError, cut, pass_on, refuse, shown
+from ..errors import ArgumentError, DtypeError, cut, raise_if_from_handler, refuse, shown
 from ..summary import Summary
 from ..typing import ArrayModule, ArrayT, Policy
 from .activations import Activations, with_codes
@@ -339,7 +339,7 @@ class Session(Summary, Generic[ArrayT]):
         try:
             return np.asarray(value)
         except ValueError as error:  # lists of several lengths
-            pass_on(error)
+            raise_if_from_handler(error)
             raise ArgumentError(f"{self.caller}: {cut(name)}: {error}") from None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, OpError, pass_on, refuse, shown
+from ..errors import ArgumentError, OpError, raise_if_from_handler, refuse, shown
 from ..registry import REGISTRY
 from .graph import EMPTY, Graph, Node, Problems, Value
 from .models import onnx_package, read_node
@@ -47,7 +47,7 @@ def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[An
     except (OpError, MemoryError):
         raise
     except Exception as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         raise ArgumentError(f"{read.title}: {error}") from error
     return tuple(results)[: len(read.outputs)]
 

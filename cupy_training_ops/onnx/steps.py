@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ArgumentError, OpError, pass_on
+from ..errors import ArgumentError, OpError, raise_if_from_handler
 from .graph import Node, may_repeat_to
 from .runner import Run, Runner, has_lists
 
@@ -42,10 +42,10 @@ def run_step(step: Step, values: list[Any]) -> None:
     except MemoryError:
         raise
     except OpError as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         raise type(error)(f"{node.title}: {error}") from None
     except Exception as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         raise ArgumentError(f"{node.title}: {error}") from error
     for slot, result in zip(outputs, results, strict=False):
         values[slot] = result

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import Dtype
-from ..errors import pass_on
+from ..errors import raise_if_from_handler
 from .graph import Graph, Node, Value, parts_around, subgraphs
 from .inferred_shapes import infer_shapes
 from .models import MOST_ELEMENTS, onnx_package, tensor_of, value_of
@@ -47,7 +47,7 @@ def with_inferred(graph: Graph) -> Graph:
     try:
         proto = infer_shapes(proto)
     except Exception as error:  # of ONNX's C++ code; rules refuse what they have to know
-        pass_on(error)
+        raise_if_from_handler(error)
         return graph
     values = [value_of(item) for item in proto.graph.value_info]
     types = {v.name: v.dtype for v in values if v.dtype and v.is_array}

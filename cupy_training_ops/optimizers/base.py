@@ -333,7 +333,10 @@ class Optimizer:
         return tuple(gradients)
 
     def _make_step(self, given: Arrays) -> None:
-        """Launch the step before once more, if it had the same gradients; else a new one."""
+        """Launch the step before once more, if it had the same gradients; else a new one.
+
+        given: the gradients, one or None for each parameter, then lr, loss_scale and max_norm.
+        """
         last = self._last
         if not self._watched.are_same():
             self._adopt_again()
@@ -357,7 +360,10 @@ class Optimizer:
         raise_versions([x for x, g in pairs if g is not None and is_tensor(x)])
 
     def _new_step(self, given: Arrays) -> Step | None:
-        """A step with other gradients than the step before; None where all of them are None."""
+        """Make a step for other gradients than the step before's; None if all of them are None.
+
+        given: as of `_make_step`.
+        """
         places, gradients = self._with_gradients(given[0])
         if not gradients:
             return None
@@ -402,7 +408,11 @@ class Optimizer:
     def _update_call(
         self, part: Part, gradients: Sequence[Any], given: Arrays, *, is_told: bool = False
     ) -> CheckedCall:
-        """The update of these parameters, once nothing about it is refused."""
+        """Return the update of a part's parameters, after all checks.
+
+        gradients: of these parameters, none of them None. given: as of `_make_step`. is_told: the
+        norm was measured by a call before.
+        """
         named = dict(zip(_GIVEN, (gradients, *given[1:]), strict=True))
         call = self._open(part, given[-1], is_told)
         try:

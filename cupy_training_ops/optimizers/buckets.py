@@ -205,7 +205,11 @@ class GradientBuckets:
         return True
 
     def _send_anew(self, present: dict[int, tuple[Any, Info]], streams_of: list[Any]) -> None:
-        """Send by an operator's call, which the ranks compare, and prepare the next such send."""
+        """Send by an operator's call, which the ranks compare, and prepare the next such send.
+
+        present: gradients, with their info, by the place of their parameter. streams_of: arrays
+        whose streams the send waits for.
+        """
         places, streams = tuple(present), self._streams
         operator = self._operator(places)
         arrays = [

@@ -303,7 +303,11 @@ class AdamW(adam.AdamW):
     def _update(
         self, places: Places, gradients: list[Any], numbers: Arrays, are_means: bool
     ) -> None:
-        """The step of these parameters: whole, or the end of the group."""
+        """Make the step of the parameters at these places: whole, or the group ends.
+
+        gradients: of these parameters. numbers: lr, loss scale and largest norm. are_means: this
+        rank's parts of gradients are means of all ranks already.
+        """
         means, turns = self._operators(places)
         cut = self._last_parts(places, gradients, numbers) or self._prepare(
             places, gradients, numbers

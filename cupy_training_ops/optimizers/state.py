@@ -22,7 +22,7 @@ from ..codecs import container
 from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from ..declare.schema import Shape, Spec
 from ..dtypes import BFLOAT16, FLOAT32, FLOAT64, INT64, UINT8, Dtype, HostArray, dtype_name
-from ..errors import ArgumentError, pass_on, refuse, shown
+from ..errors import ArgumentError, raise_if_from_handler, refuse, shown
 from ..families.adam.codes import coded_sizes, decode, decode_old, encode, old_size
 
 State = dict[str, Any]
@@ -182,7 +182,10 @@ class Counts:
         overwrite(self._parts[0].count, np.array(1))
 
     def of(self, places: Places) -> list[Part]:
-        """The parts that these parameters are; one that has others too is taken apart."""
+        """Return the parts that the parameters at these places are, each with a count of steps.
+
+        A part that has other parameters, too, is divided, and its count copied.
+        """
         parts = self._parts
         if len(parts) == 1 and parts[0].places == places:
             return parts
@@ -209,7 +212,10 @@ class Counts:
         return steps
 
     def load(self, made: Sequence[int]) -> None:
-        """Go on from these steps, in the arrays that there are."""
+        """Set the counts of steps; parts are divided where their parameters differ.
+
+        made: steps of each parameter.
+        """
         parts, numbers = list[Part](), list[int]()
         for part in self._parts:
             alike: dict[int, list[int]] = {}
@@ -286,7 +292,11 @@ class Layout:
     def _check_each(
         self, key: str, entries: Any, shape_of: Callable[[Any], Shape], shapes: Mapping[str, Shape]
     ) -> None:
-        """The entry of each parameter: none is missing, none more, all of the right shape."""
+        """Refuse entries that are not one for each parameter, or not of its shape.
+
+        key: their name in the state. entries: by the name of the parameter. shape_of: gives the
+        shape of an entry. shapes: the expected ones.
+        """
         if not isinstance(entries, dict) or entries.keys() != self.shapes.keys():
             names = list(entries) if isinstance(entries, dict) else entries
             self._refuse(key, f"entries of {shown(list(self.shapes))}", shown(names))
@@ -294,7 +304,7 @@ class Layout:
             try:
                 shape = shape_of(entries[parameter])
             except (AttributeError, TypeError) as error:
-                pass_on(error)
+                raise_if_from_handler(error)
                 entry = shown(entries[parameter])
                 self._refuse(f"{key}[{parameter!r}]", f"shape {expected}", entry)
             if shape != expected:

@@ -79,7 +79,11 @@ class Batch:
 
     @classmethod
     def of(cls, members: tuple[int, ...], sizes: Sequence[int], chunk: int, capacity: int) -> Batch:
-        """Tensors of these sizes; entries behind the last one hold the number of all chunks."""
+        """Make the batch of the tensors at the places `members`, of `sizes` elements each.
+
+        chunk: elements of a chunk. capacity: tensors that the table has room for; entries behind
+        the last one hold the number of all chunks.
+        """
         ends = list(itertools.accumulate(ceil_div(size, chunk) for size in sizes))
         n_chunks = ends[-1] if ends else 0
         first_chunk = np.full(capacity + 1, n_chunks, np.uint32)
@@ -119,6 +123,7 @@ def batches(
 ) -> Iterator[Batch]:
     """The tensors of a list that have elements, in order, divided among launches.
 
+    sizes: elements of each tensor. chunk: elements that a block takes.
     Tables of sizes have room for `capacity` tensors. A launch gets at most `most` of them, and at
     most `most_chunks` chunks, or one tensor that has more.
     """
@@ -145,7 +150,10 @@ def _runs(
 
 
 def one_or_more_batches(xs: Sequence[Spec], chunk_nbytes: int, capacity: int) -> list[Batch]:
-    """The batches of a list of one dtype; one without tensors where none has elements."""
+    """The batches of a list of one dtype; one without tensors where none has elements.
+
+    chunk_nbytes: bytes that a block takes. capacity: tensors of a launch.
+    """
     chunk = chunk_nbytes // xs[0].dtype.itemsize
     listed = list(batches([x.size for x in xs], chunk, capacity))
     return listed or [Batch.of((), (), chunk, capacity)]

@@ -220,11 +220,17 @@ def refuse_none(op: str, name: str, arrays: Sequence[Spec]) -> None:
 
 
 def new_step(op: str, name: str, step: Spec | Changing, update: object) -> Inferred:
-    """The step after this one; a skipped step is not counted."""
+    """Return the counter after this step, for infer: step + 1, or step if it is skipped.
+
+    step: an array, for which `count_step` launches a kernel, or a number on the host, counted here.
+    update: the update signal, None if left out; an array only beside an array `step`, as the host
+    cannot read it.
+    """
     if isinstance(step, Spec):
         return step
     if isinstance(update, Spec):
-        refuse(op, name, "an array, as update_signal is one: a skipped step counts", "a number")
+        expected = "an array, as update_signal is one, which the host cannot read to count the step"
+        refuse(op, name, expected, "a number")
     if isinstance(update, Changing):
         return step.then(lambda t, on: t + on, update)
     return step.then(lambda t: t + 1)
@@ -272,9 +278,12 @@ def over_lists(
     launch: MakeLaunch,
     *args: object,
 ) -> Plan:
-    """A launch for as many tensors as its tables have room for; none where nothing is written.
+    """Divide a step among launches, each of as many tensors as its tables have room for.
 
-    The kernel takes addresses, Columns, sizes, and then `args`.
+    columns: the lists of arrays, whose addresses are in one table; without a written one nothing is
+    launched. sizes: elements of each tensor. chunk: elements of a block. capacity: tensors that
+    the table of sizes has room for; that of addresses may have room for fewer, `columns.most`.
+    launch: makes a launch of a grid and arguments, which are addresses, Columns, sizes and `args`.
     """
     if not columns.are_written:
         return Plan()

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator, Mapping, MutableMapping
 from multiprocessing.connection import wait
 
-from ..errors import GroupError, pass_on
+from ..errors import GroupError, raise_if_from_handler
 from .engine import Engine, pack
 
 SOCKETS, LAUNCHER = "CTO_SOCKETS", "CTO_LAUNCHER"  # descriptors by rank; the process of `launch`
@@ -52,7 +52,7 @@ class Embedded(Engine):
         except TimeoutError:
             raise
         except OSError as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             while sock in self._open:  # what it said before it went
                 self._read(sock)
             words = self.told or self._left.get(peer)
@@ -87,11 +87,11 @@ class Embedded(Engine):
             (length,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
             self.hear(peer, _receive(sock, length))
         except TimeoutError as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             late = f"half a message came, and {self.timeout:g} seconds nothing"
             self.note(f"rank {peer} is late: {late}")
         except OSError as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             gone = f"rank {peer} is gone"
             if error.errno == errno.EBADF:
                 gone = f"rank {self.rank} lost its connection to rank {peer}"
@@ -144,7 +144,7 @@ def from_launcher(variables: MutableMapping[str, str], timeout: float) -> Embedd
         if not all(stat.S_ISSOCK(os.fstat(fd).st_mode) for fd in ends.values()):
             raise ValueError
     except (ValueError, OSError, OverflowError) as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         words = "a process that launch started makes one group, itself: it was made here before"
         raise GroupError(f"ProcessGroup: {words}, or another process started this one") from None
     sockets = {peer: socket.socket(fileno=fd) for peer, fd in ends.items()}

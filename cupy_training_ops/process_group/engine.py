@@ -12,7 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from ..errors import GroupError, pass_on, printable
+from ..errors import GroupError, printable, raise_if_from_handler
 
 GRACE = 1.0  # seconds more for those who wait for one that waits for others
 SPIN = 1e-3  # seconds of looking without a pause
@@ -132,11 +132,11 @@ class Engine:
         try:
             self.put(peer, pack(self.sent[peer], text, parts), self.timeout + more)
         except TimeoutError as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             late = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
             raise GroupError(late) from None
         except EOFError as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             raise GroupError(f"rank {peer} closed its group without taking a message") from None
 
     def receive(self, peer: int, what: str, seconds: float, *, keep: bool = False) -> Message:
@@ -148,11 +148,11 @@ class Engine:
         try:
             self.until(lambda: inbox, seconds, peer)
         except TimeoutError as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             late = f"rank {peer} is late: no {what} within {self.timeout:g} seconds"
             raise GroupError(late) from None
         except EOFError as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             raise GroupError(f"rank {peer} closed its group without {what}") from None
         return inbox[0] if keep else inbox.popleft()
 

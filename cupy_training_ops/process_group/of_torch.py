@@ -17,7 +17,7 @@ from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ..errors import GroupError, OpError, ProviderError, pass_on, refuse, shown
+from ..errors import GroupError, OpError, ProviderError, raise_if_from_handler, refuse, shown
 from .engine import GRACE, Engine, pack, quote
 
 SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
@@ -45,7 +45,7 @@ def _as_group_error(words: str) -> Iterator[None]:
     except OpError:
         raise
     except (RuntimeError, ValueError) as error:  # ValueError: a wrong argument or variable
-        pass_on(error)
+        raise_if_from_handler(error)
         line = str(error).partition("\n")[0][:200]
         raise GroupError(f"{words}: {line}") from None
 
@@ -137,7 +137,7 @@ class Torch(Engine):
         try:
             return self._call(seconds or self.timeout, function, *given)
         except TimeoutError as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             raise GroupError("torch.distributed did not answer within the timeout") from None
 
     def release(self) -> None:

@@ -238,14 +238,14 @@ class CompressedActivations(Summary):
         if entry.original is not None:
             return _view_as(restore(entry.original), form)
         stream = current_stream(form.index)
-        entry.left -= 1
+        entry.uses_left -= 1
         decoded = entry.decoded if stream is entry.stream else None
         if decoded is None or decoded._version != entry.decoded_version:  # it was written
             decoded = self._decode(entry, form, stream)
         else:
             decoded = _view_as(decoded, form)
-        if entry.left <= 0:  # the last use, unless the graph is retained
-            entry.left, entry.decoded = entry.uses, None
+        if entry.uses_left <= 0:  # the last use, unless the graph is retained
+            entry.uses_left, entry.decoded = entry.uses, None
         return decoded
 
     # ---- parts of the hooks ----------------------------------------------------------------------
@@ -306,11 +306,15 @@ class CompressedActivations(Summary):
                 self._checks.remember_product(entry)
 
     def _encode(self, entry: Entry, x: Tensor, kind: Kind, captured: bool) -> None:
-        """Encode, and measure the codes if the kind has a check."""
+        """Encode x for a kind, and measure the codes if the kind has a check.
+
+        Codes are stored unless the entry has more exact ones; then they are only measured. Those of
+        sparse codecs have their maximum size until their length is read. captured: x is measured
+        inside a CUDA graph.
+        """
         prepared, stream, address = kind.coding, entry.stream, x.data_ptr()
-        if (
-            prepared.leaves_room or entry.code is not None
-        ):  # those to be replaced may have a length pending
+        # Codes that are replaced may have a length pending.
+        if prepared.leaves_room or entry.code is not None:
             self._lengths.trim(stream)
         code, measure, numbers = kind.empty(), kind.measure, None
         encode = prepared.encode_unaligned if address % ALIGNED else prepared.encode
@@ -328,13 +332,16 @@ class CompressedActivations(Summary):
             self._lengths.add(stream, entry, partial(self._statistics.shorten_codes, kind), *length)
 
     def _decode(self, entry: Entry, form: Form, stream: Stream) -> Tensor:
-        """Decode a tensor on the current stream."""
+        """Decode a tensor on the current stream; cache it for other nodes that saved it.
+
+        form: has the tensor's shape and dtype. It is cached only on the stream of its codes.
+        """
         if stream is not entry.stream:
             _wait_for_codes(entry)
         assert form.empty is not None
         x = form.empty()
         entry.kind.coding.decode((entry.code.data_ptr(), x.data_ptr()), stream)
-        if entry.left > 0 and stream is entry.stream:
+        if entry.uses_left > 0 and stream is entry.stream:
             self._cache(entry, x)
         return x
 

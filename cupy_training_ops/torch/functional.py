@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as theirs
 
-from ..errors import pass_on, refuse, shown
+from ..errors import raise_if_from_handler, refuse, shown
 from .batch_norm import batch_norm_relu
 from .loss_functions import CrossEntropyOutput as CrossEntropyOutput
 from .loss_functions import cross_entropy, linear_cross_entropy
@@ -137,7 +137,7 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
             return call_pytorch("relu", reason, theirs.relu, input, True)
         return _relu(input) if records(input) else torch.relu(input)
     except (AttributeError, TypeError) as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         refuse_others("relu", input=input)
         raise
 

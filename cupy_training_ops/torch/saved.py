@@ -230,7 +230,7 @@ def restore(untouched: Untouched) -> Tensor:
 class Entry(pending.Entry):
     """One activation, shared by all that save it. `original` is an Untouched or None."""
 
-    uses = left = 1  # nodes that saved it, and those of them that have not unpacked it
+    uses = uses_left = 1  # nodes that saved it, and those of them that have not unpacked it
     decoded: Tensor | None = None  # cached for the next use
     decoded_version = 0
     copy: Tensor | None = None  # of the original, in checking mode
@@ -306,7 +306,7 @@ class Entry(pending.Entry):
     def add_use(self) -> None:
         """Count one more node that saves the tensor."""
         self.uses += 1
-        self.left += 1
+        self.uses_left += 1
         if self.code is not None:
             self.statistics.add_share(self.kind)
 

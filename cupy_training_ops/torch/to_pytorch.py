@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..errors import ArgumentError, DtypeError, pass_on, refuse, shown
+from ..errors import ArgumentError, DtypeError, raise_if_from_handler, refuse, shown
 from ..forks import Locked
 from .ops import DOORS
 
@@ -114,11 +114,11 @@ def or_pytorch(
     try:
         return ours(*arguments)
     except (ArgumentError, DtypeError) as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         message = str(error)
         argument = (*message.split(": "), "")[1]  # as `refuse` names it
     except NotImplementedError as error:  # of a device, or a subclass of Tensor
-        pass_on(error)
+        raise_if_from_handler(error)
         message, argument = str(error), "device"
     _count(function, argument)
     return _call(message, theirs, arguments, {})
@@ -128,7 +128,7 @@ def _call(message: str, theirs: Callable[..., Any], arguments: Any, named: Any) 
     try:
         return theirs(*arguments, **named)
     except tuple(_ERRORS) as error:
-        pass_on(error)
+        raise_if_from_handler(error)
         kind, reason = _ERRORS.get(type(error)), str(error)
         if kind is None:  # out of memory, for one
             raise

@@ -123,11 +123,19 @@ def test_parameters_in_the_file_beside_are_read_where_they_are(tmp_path: Path) -
         read_checkpoint(path)
 
 
+def test_a_whole_file_beside_whose_tensors_overlap_is_not_called_too_short(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(repeated_tensor(n_times=2, nbytes=16, offset=0))
+    (tmp_path / "checkpoint.data").write_bytes(bytes(31))
+    with pytest.raises(cto.ArgumentError, match=r"bytes of 'checkpoint\.data' in common"):
+        read_checkpoint(path)
+
+
 def test_a_file_beside_that_is_said_many_times_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(repeated_tensor(n_times=4000, nbytes=1 << 20, offset=0))
     (tmp_path / "checkpoint.data").write_bytes(b"\0" * (1 << 20))
-    with little_memory(), pytest.raises(cto.ArgumentError, match="not there, or too short"):
+    with little_memory(), pytest.raises(cto.ArgumentError, match=r"bytes of .* in common"):
         read_checkpoint(path)
 
 

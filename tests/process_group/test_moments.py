@@ -34,13 +34,13 @@ def check(engine: str, kinds: Sequence[str], n: int, seed: int) -> None:
     found = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(found) == n * len(kinds)
     for trial in found:
-        check_trial(trial)
+        check_trial(trial, ran.stderr)
 
 
-def check_trial(trial: dict) -> None:
+def check_trial(trial: dict, said: str) -> None:
     for rank, (end, seconds) in enumerate(trial["ends"]):
         own = OWN_ENDS.get(trial["kind"], set()) if rank == trial["victim"] else set()
-        assert end in {"right", "group"} | own, trial
+        assert end in {"right", "group"} | own, f"{trial}\n{said}"
         assert seconds < TIMEOUT + GRACE + BUSY, trial
     if trial["kind"] == OF_STORES:
         assert {end for end, _ in trial["ends"]} == {"group"}, trial

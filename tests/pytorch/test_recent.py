@@ -23,13 +23,13 @@ from cupy_training_ops.torch.ops import dispatch, launching  # noqa: E402
 def longer(monkeypatch):
     """Calls that matched no recent one."""
     count = []
-    inside = dispatch._DirectCall.__call__
+    inside = dispatch._DirectCall.run_directly
 
     def counted(self, arguments):
         count.append(self)
         return inside(self, arguments)
 
-    monkeypatch.setattr(dispatch._DirectCall, "__call__", counted)
+    monkeypatch.setattr(dispatch._DirectCall, "run_directly", counted)
     return count
 
 

@@ -430,9 +430,11 @@ def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
 
 
 def schedules(most: int, work: Work, shared_nbytes: int = 0) -> Iterator[tuple[Config, np.void]]:
-    """Yield launches of at most `most` blocks and MAX_TILES tiles, each with its Schedule.
+    """Yield launches of at most MAX_TILES tiles, each with its Schedule.
 
-    Between the sum of a part and its use a block comes round once more.
+    most: blocks that run at a time. shared_nbytes: shared memory of a block. A launch sums its
+    first `lag` items before it applies one: all n_parts of a tile and one more for each block, so
+    that a tile's sums are usually complete when its first part is to be applied.
     """
     if min(work.n_tiles, MAX_TILES) * work.n_parts > MAX_ITEMS or work.n_tiles > MAX_ITEMS:
         raise LaunchError(f"{work.n_tiles} tiles of {work.n_parts} parts")

@@ -15,7 +15,7 @@ from ...call.prepared import Prepared
 from ...call.run import Call, KernelCall, Placed
 from ...declare.schema import Spec, attribute, integer
 from ...dtypes import FLOATS
-from ...errors import ArgumentError, OpError, pass_on, refuse, shown
+from ...errors import ArgumentError, OpError, raise_if_from_handler, refuse, shown
 from ...plan import Pointers, Step, Work
 from ...process_group import ProcessGroup
 from ...process_group.engine import Ranks
@@ -193,7 +193,7 @@ class Collective(Op):
             try:
                 hash(key := (cls, *[(name, attribute_key(value)) for name, value in pairs]))
             except (KeyError, TypeError) as error:  # what cannot be part of a key
-                pass_on(error)
+                raise_if_from_handler(error)
                 return cls(**attributes)
         return once_per_group(group, key, partial(cls, **attributes))
 

@@ -33,7 +33,7 @@ from ...declare.schema import (
 from ...declare.type_rows import Types
 from ...device.streams import EVENTS, MAX_EVENTS, NO_EVENT
 from ...dtypes import BOOL, FIXED_SIZE
-from ...errors import ArgumentError, OpError, ProviderError, pass_on, refuse, shown
+from ...errors import ArgumentError, OpError, ProviderError, raise_if_from_handler, refuse, shown
 
 NOTHING_COMPUTED = "NumPy and CuPy arrays alike: nothing is computed or launched."
 Specs = tuple[Spec, ...]
@@ -167,7 +167,7 @@ class _Event(_Control):
             except OpError:
                 raise
             except RuntimeError as error:  # CUDA's own
-                pass_on(error)
+                raise_if_from_handler(error)
                 raise ProviderError(f"{self.name}: event {identifier}: {error}") from error
         return data[: self.num_outputs]
 
@@ -211,7 +211,7 @@ class WaitEvent(_Event):
         try:
             mark = EVENTS.take(identifier, self.timeout)
         except TimeoutError as error:
-            pass_on(error)
+            raise_if_from_handler(error)
             raise ProviderError(
                 f"WaitEvent: event {identifier}: expected a RecordEvent within "
                 f"{self.timeout:g} s, got none"
@@ -244,7 +244,11 @@ class YieldOp(_Control):
     full_shape_outputs = attribute(integers, doc="places whose gradient has the full shape")
 
     def __call__(self, /, *inputs: object, **named: Any) -> Yielded:
-        """The value that the generator function is to yield, after the checks of every call."""
+        """Return what the step function of SplitStep is to yield, after the usual checks.
+
+        It has all the arrays, those of them that get a gradient, and for each of the latter whether
+        its gradient has the full shape.
+        """
         if named.get("outputs") is not None:
             refuse(self.name, "outputs", "None: all gradients are sent", shown(named["outputs"]))
         differentiable = super().__call__(*inputs, **named)

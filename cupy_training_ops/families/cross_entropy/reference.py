@@ -447,6 +447,8 @@ class _Rows:
 
     def _scaled(self, gradient: HostArray, scale: HostArray, rows: slice) -> None:
         """Multiply lines of a gradient; those of no weight are 0, those of bad labels NaN."""
+        if not gradient.size:
+            return  # `scale` has no number of no rows
         if not self.special.size:
             gradient *= scale.astype(gradient.dtype)
             return

@@ -455,6 +455,7 @@ def add_columns(scatter: Scatter, columns: Columns) -> Plan:
     """Plan counts, a move to buckets and sums, column by column; deterministic.
 
     Entries of each column are sorted by bucket only; a warp then adds a bucket's in their order.
+    columns: dY as R rows of C columns, dX as G rows of W.
     """
     strips = ceil_div(columns.C, COLUMNS)
     blocks = max(1, COLUMN_BLOCKS * scatter.device.multiprocessors // strips)

@@ -193,7 +193,12 @@ class LambOptimizer(Op):
 
 @dataclass(frozen=True)
 class _Step:
-    """A step over lists: its directions and its updates, batch by batch."""
+    """A step over lists: its directions and its updates, batch by batch.
+
+    sizes: elements of each tensor. direction, update: the lists that the two kernels read and
+    write. numbers: rate, step, loss scale, norm and update signal, for the first; rate: rate, loss
+    scale and signal, for the second.
+    """
 
     types: dict[str, Dtype]
     sizes: Sequence[int]
@@ -217,7 +222,8 @@ class _Step:
         """Plan two launches for each batch of tensors: directions with their norms, then updates.
 
         All batches share scratch memory, which has room for the largest of them. Directions are in
-        it only where the caller wants no new gradients, in whose arrays they would lie.
+        it only where the caller wants no new gradients, in whose arrays they would lie. rules: of
+        each tensor. limits: of the ratio of norms, least and most.
         """
         if not (self.direction.are_written or self.update.are_written):
             return Plan()

@@ -50,7 +50,7 @@ Gradients = tuple[Spec | None, Spec | None]
 
 @dataclass(frozen=True)
 class Matrix:
-    """X as rows to be normalised; the types of X and of Y."""
+    """X as `count` rows of `length` elements to be normalised; t, v: the types of X and of Y."""
 
     device: Device
     count: int
@@ -87,7 +87,11 @@ def forward(
     is_centred: bool,
     epsilon: float,
 ) -> Plan:
-    """Y, mean and inv_std, from X with scale and bias."""
+    """Plan Y, mean and inv_std.
+
+    parameters: scale and bias, of matrix.length elements. results: Y, and mean and inv_std of
+    matrix.count rows; None of those not wanted. is_centred: False does without means (RMS norm).
+    """
     args = (x, *parameters, *results, is_centred, epsilon)
     aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
     full = _full(matrix, is_centred) if aligned and results[0] is not None else None
@@ -107,7 +111,8 @@ def _full(matrix: Matrix, is_centred: bool) -> Division | None:
     """Divide rows whose length is exactly threads x columns of a thread; None if no kernel fits.
 
     A thread holds `columns` elements, or twice as many in the deep kernel. The threads of a row are
-    whole warps or a power of two, of which a block may have several rows.
+    whole warps or a power of two, of which a block may have several rows. is_centred: means are
+    subtracted.
     """
     columns, deep_limit = FULL_COLUMNS[matrix.both_nbytes], FULL_THREADS[matrix.t.itemsize]
     limit = CENTRED_THREADS[matrix.t.itemsize] if is_centred else deep_limit
@@ -126,7 +131,10 @@ def _full(matrix: Matrix, is_centred: bool) -> Division | None:
 
 
 def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
-    """Rows that their threads hold, by slots or elements: the first division that fits, or None."""
+    """Divide rows that the registers of their threads hold; None if no division fits.
+
+    aligned: arrays begin at whole slots; else a slot is one element.
+    """
     lines, itemsize = Lines(matrix.count, matrix.length, 1), matrix.t.itemsize
     by_slots = _row_in_registers(matrix, matrix.width)
     if aligned and fit_rows(lines, by_slots):

@@ -143,7 +143,10 @@ def _rows_on_chip(
     n_parameters: int,
     by_warps: bool,
 ) -> Rows | None:
-    """Rows whose slots lie by warps, or do not; None where they do not fit."""
+    """Rows that fit on chip, or None; arguments are those of `rows_on_chip`.
+
+    width: elements of a slot. by_warps: neighbouring slots of a row are a warp's.
+    """
     sizes = tuple(dtype.itemsize for dtype in dtypes)
     threads, depth = _division(shape[1], width, _most_columns(dtypes, width), by_warps)
     resident = SLOT_THREADS if width > 1 else ELEMENT_THREADS

@@ -141,7 +141,11 @@ def _normalize(
     is_centred: bool,
     epsilon: float,
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Y, mean and inv_std."""
+    """Return Y, of x's shape, and mean and inv_std, of shape rows.statistics.
+
+    scale, bias: of rows.length elements; None: no bias. is_centred: False does without means, which
+    are then 0.
+    """
     y = np.empty((rows.n_rows, rows.length), scale.dtype)
     mean, inv_std = np.zeros((rows.n_rows, 1)), np.empty((rows.n_rows, 1))
     wide_scale = _wide(scale).reshape(-1)
@@ -213,7 +217,12 @@ class _Gradient:
     def of(
         self, x_hat: Normalised, is_centred: bool, in_float32: bool = True
     ) -> tuple[HostArray, HostArray, HostArray]:
-        """Return the gradients of X, scale and bias."""
+        """Return the gradients of X, scale and bias.
+
+        x_hat: a function that gives rows of X, normalised, in a type. is_centred: the normalisation
+        subtracted means. in_float32: False computes all rows in float64; else only those that are
+        not finite in float32.
+        """
         sums = np.zeros((2, self.rows.length))
         in_float32 &= working_type(self._x_grad) == FLOAT32
         for piece in self.rows.pieces():

@@ -51,7 +51,7 @@ from ...plan import (
 from ...planning import step as common
 from ...planning.multi_tensor import Columns, l2_norm, one_or_more_batches
 from ...rules.widening import computed_in
-from .facts import CHUNK_NBYTES, ONE_LIST, STEP_NBYTES, THREADS, TWO_LISTS, VECS, SGDRule
+from .facts import CHUNK_NBYTES, ONE_LIST, POINTERS, STEP_NBYTES, THREADS, TWO_LISTS, VECS, SGDRule
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
@@ -62,7 +62,7 @@ BLOCKS = 16  # a multiprocessor, of a norm
 
 def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype) -> Launch:
     """A launch of this family, whose kernels share their slots."""
-    counts = {"TWO_LISTS": TWO_LISTS, "POINTERS": 2 * TWO_LISTS, "ONE_LIST": ONE_LIST}
+    counts = {"TWO_LISTS": TWO_LISTS, "POINTERS": POINTERS, "ONE_LIST": ONE_LIST}
     binding = slots(W=w, GRAD=grad, CHUNK_NBYTES=CHUNK_NBYTES, STEP_NBYTES=STEP_NBYTES, **counts)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 
@@ -129,12 +129,18 @@ def _rule(
 def _sgd(
     inputs: Sequence[Any], outputs: Sequence[Any], numbers: Args, signalled: Spec | None
 ) -> Plan:
-    """A step over weights, gradients, low-precision weights, momenta; the last number signals."""
+    """Plan a step of gradient descent over lists.
+
+    inputs: lists of weights, gradients, low-precision weights and momenta. outputs: those of the
+    same lists but gradients. A list is None where it is absent. numbers: the kernel's SGDRule,
+    learning rate, step, loss scale, norm, largest norm, update signal. signalled: the output for
+    the update signal.
+    """
     w, g, mixed, momenta = inputs
     new_w, new_mixed, new_momenta = outputs
     mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, new_mixed)
     written = {0: new_w, 2: new_mixed, 3: new_momenta or ()}
-    columns = Columns.of((w, g, mixed, momenta or ()), written, 2 * TWO_LISTS)
+    columns = Columns.of((w, g, mixed, momenta or ()), written, POINTERS)
     sizes, chunk = [spec.size for spec in w], STEP_NBYTES // w[0].dtype.itemsize
     symbol = "optimizer__sgd" if momenta is None else "optimizer__sgd_momentum"
     launch = partial(_launch, symbol, w=w[0].dtype, grad=g[0].dtype)
@@ -384,7 +390,7 @@ class InplaceClipGradNorm(Op):
         norm = scratch.take(1, FLOAT64)
         first = _norm(device, xs, scratch, norm, None)
         # A launch's table has addresses of gradients, and of clipped ones that lie apart.
-        columns = Columns.of((xs,), {0: clipped}, 2 * TWO_LISTS)
+        columns = Columns.of((xs,), {0: clipped}, POINTERS)
         dtype, sizes = xs[0].dtype, [x.size for x in xs]
         launch = partial(_launch, "inplace_clip_grad_norm", w=computed_in(dtype), grad=dtype)
         second = common.over_lists(

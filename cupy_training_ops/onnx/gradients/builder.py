@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from ...dtypes import FLOAT32, Dtype
-from ...errors import ArgumentError, pass_on
+from ...errors import ArgumentError, raise_if_from_handler
 from ..bodies import expand
 from ..graph import Graph, Node, Problems
 from ..writing import with_inferred
@@ -112,7 +112,7 @@ class _Backward:
             self.problems.add(node.title, error)
             return
         except Exception as error:  # of a damaged node: rules do not look for what cannot be run
-            pass_on(error)
+            raise_if_from_handler(error)
             self.problems.add(node.title, f"its gradient cannot be made: {error}")
             return
         for name, is_wanted, result in zip(node.inputs, wanted, results, strict=False):

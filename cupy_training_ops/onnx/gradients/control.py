@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -249,16 +249,19 @@ class _Runs:
         self.site, self.body = site, body
         self._first, self._others = first, others
         n, node = len(states), site.node
-        results = body.outputs[node.op_type == "Loop" :][:n]
+        first_state = 1 if node.op_type == "Loop" else 0  # a Loop's body gives the condition first
+        results = body.outputs[first_state : first_state + n]
         start = len(node.inputs) - body.part.n_captured
         initial = site.wanted[first : first + n]
         pairs = zip(node.inputs[start:], site.wanted[start:], strict=True)
         self.captured = [name for name, is_wanted in pairs if is_wanted]
-        moving = {s for s, is_wanted in zip(states, initial, strict=True) if is_wanted}
-        moving = body.moving(moving.union(self.captured, others), states, results)
-        self.places = [k for k, name in enumerate(states) if name in moving]
-        self.moving = [states[k] for k in self.places]
-        self.seeds = [body.seed(f"{name}{SUFFIX}", name) for name in self.moving]
+        # States have a gradient if their start needs one, or if they depend on what needs one.
+        starts = {s for s, is_wanted in zip(states, initial, strict=True) if is_wanted}
+        names = body.moving(starts.union(self.captured, others), states, results)
+        self.places = [k for k, name in enumerate(states) if name in names]
+        self.with_gradient = [states[k] for k in self.places]
+        # Inputs of the backward body: gradients of these states behind a run.
+        self.seeds = [body.seed(f"{name}{SUFFIX}", name) for name in self.with_gradient]
         self.seeds_of_results = [
             (results[k], seed) for k, seed in zip(self.places, self.seeds, strict=True)
         ]
@@ -266,11 +269,11 @@ class _Runs:
     def add_gradients(self, seeds: Sequence[tuple[str, str]]) -> None:
         """Add the gradients of states, of what is read around the graph, and of others."""
         body = self.body
-        names = [*self.moving, *self.captured, *self._others]
+        names = [*self.with_gradient, *self.captured, *self._others]
         gradients = body.add_gradients([*self.seeds_of_results, *seeds], names)
         self.captured = [name for name in self.captured if name in gradients]
         self.sums = [body.seed(f"{name}{SUFFIX}_sum", name) for name in self.captured]
-        pairs = zip(self.moving, self.seeds, strict=True)
+        pairs = zip(self.with_gradient, self.seeds, strict=True)
         self.outputs = [gradients.get(s) or zeros_of(body.writer, seed) for s, seed in pairs]
         rows = zip(self.captured, self.sums, strict=True)
         self.outputs += [body.sum(total, gradients[name]) for name, total in rows]
@@ -374,77 +377,125 @@ def _store(site: Site, body: _Body, states: Sequence[str], step: str) -> tuple[T
     return site.op("Gather", shape, site.constant(np.array(0, INT64))), stacks
 
 
+class _ScanFacts(NamedTuple):
+    """How a Scan goes over arrays: along which axis of each, and which way (1: backwards).
+
+    in: of the arrays that are scanned, inputs behind the states; out: of the stacks, outputs behind
+    the states.
+    """
+
+    n_states: int
+    in_axes: Sequence[int]
+    in_ways: Sequence[int]
+    out_axes: Sequence[int]
+    out_ways: Sequence[int]
+
+
+class _Scanned(NamedTuple):
+    """An array that the backward scan goes over."""
+
+    name: str  # of its slices, in the body
+    array: str
+    axis: int
+    way: int  # 1: backwards
+
+
+def _scan_facts(site: Site, part: Graph) -> _ScanFacts:
+    """Return the facts of a Scan whose body is `part`."""
+    n_scans = site.attribute("num_scan_inputs", 0)
+    n_states = len(part.inputs) - part.n_captured - n_scans
+    n_stacks = len(site.node.outputs) - n_states
+    return _ScanFacts(
+        n_states,
+        site.attribute("scan_input_axes", ()) or (0,) * n_scans,
+        site.attribute("scan_input_directions", ()) or (0,) * n_scans,
+        site.attribute("scan_output_axes", ()) or (0,) * n_stacks,
+        site.attribute("scan_output_directions", ()) or (0,) * n_stacks,
+    )
+
+
 @gradient("Scan")
 def scan(site: Site) -> Sequence[Term | None]:
     """A scan in the other direction, over the same arrays and the states of each run."""
     node, part = site.node, parts_around(site.node)["body"]
-    n_scans = site.attribute("num_scan_inputs", 0)
-    n_states = len(part.inputs) - part.n_captured - n_scans
-    n_stacks = len(node.outputs) - n_states
-    in_axes = site.attribute("scan_input_axes", ()) or (0,) * n_scans
-    in_ways = site.attribute("scan_input_directions", ()) or (0,) * n_scans
-    out_axes = site.attribute("scan_output_axes", ()) or (0,) * n_stacks
-    out_ways = site.attribute("scan_output_directions", ()) or (0,) * n_stacks
-    declared = [_value(site.writer, name, name) for name in node.inputs[: n_states + n_scans]]
-    own = [
-        Value(item.name, item.dtype or known.dtype, known.shape)
-        for item, known in zip(part.inputs[:n_states], declared, strict=False)
-    ]
-    own += [
-        Value(item.name, item.dtype or known.dtype, _without_axis(known.shape, axis))
-        for item, known, axis in zip(
-            part.inputs[n_states : n_states + n_scans], declared[n_states:], in_axes, strict=True
-        )
-    ]
-    body = _Body(site, part, own)
-    states, xs = ([item.name for item in own[a:b]] for a, b in ((0, n_states), (n_states, None)))
+    facts = _scan_facts(site, part)
+    n_states, in_axes = facts.n_states, facts.in_axes
+    body_inputs = _scan_inputs(site, part, facts)
+    body, names = _Body(site, part, body_inputs), [item.name for item in body_inputs]
+    states, xs = names[:n_states], names[n_states:]
     wanted = [x for k, x in enumerate(xs) if site.wanted[n_states + k]]
     runs = _Runs(site, body, 0, states, wanted)
-    columns, rows = [], []  # what is scanned: its name in the body, array, axis and direction
+    scanned: list[_Scanned] = []
+    seeds = []
     for k, dy in enumerate(site.dys[n_states:]):
         if dy is not None:
             y = body.outputs[n_states + k]
             seed = body.seed(f"{y}{SUFFIX}", y)
-            rows.append((y, seed))
-            columns.append((seed, dy.name, out_axes[k], 1 - out_ways[k]))
-    runs.add_gradients(rows)
+            seeds.append((y, seed))
+            scanned.append(_Scanned(seed, dy.name, facts.out_axes[k], 1 - facts.out_ways[k]))
+    runs.add_gradients(seeds)
     results = list(runs.others.values())
     if not (runs.outputs or results):
         return []
     needed = body.reads([*runs.outputs, *results])
-    stored = [name for name in states if name in needed]
-    graph, _ = body.with_states_of_runs(stored)
-    stacks = [site.writer.new_name(f"{name}_runs") for name in stored]
-    for name, stack in zip(stored, stacks, strict=True):
-        site.writer.types[stack] = body.writer.types[name]
-    new: dict[str, Any] = {"body": graph}
-    for name, values in (("scan_output_axes", out_axes), ("scan_output_directions", out_ways)):
-        new[name] = (*values, *(0,) * len(stored))
-    site.replace_node(outputs=(*node.outputs, *stacks), attributes={**node.attributes, **new})
-    columns += [(name, stack, 0, 1) for name, stack in zip(stored, stacks, strict=True)]
-    columns += [
-        (x, node.inputs[n_states + k], in_axes[k], 1 - in_ways[k])
+    scanned += _store_states(site, body, [name for name in states if name in needed], facts)
+    scanned += [
+        _Scanned(x, node.inputs[n_states + k], in_axes[k], 1 - facts.in_ways[k])
         for k, x in enumerate(xs)
-        if x in needed or not columns
+        if x in needed or not scanned
     ]
-    places = {k: x for k, x in enumerate(xs) if x in runs.others}
+    places = [k for k, x in enumerate(xs) if x in runs.others]
     terms = _run(
         site,
         "Scan",
-        [*runs.initial(), *(array for _, array, _, _ in columns)],
+        [*runs.initial(), *(each.array for each in scanned)],
         [*runs.likes, *(node.inputs[n_states + k] for k in places)],
         body=body.graph(
-            (), [*runs.inputs, *(name for name, *_ in columns)], [*runs.outputs, *results]
+            (), [*runs.inputs, *(each.name for each in scanned)], [*runs.outputs, *results]
         ),
-        num_scan_inputs=len(columns),
-        scan_input_axes=tuple(axis for _, _, axis, _ in columns),
-        scan_input_directions=tuple(way for *_, way in columns),
+        num_scan_inputs=len(scanned),
+        scan_input_axes=tuple(each.axis for each in scanned),
+        scan_input_directions=tuple(each.way for each in scanned),
         scan_output_axes=tuple(in_axes[k] for k in places),
-        scan_output_directions=tuple(1 - in_ways[k] for k in places),
+        scan_output_directions=tuple(1 - facts.in_ways[k] for k in places),
     )
     n = len(runs.likes)
     others = {n_states + k: term for k, term in zip(places, terms[n:], strict=True)}
     return runs.results(terms[:n], others)
+
+
+def _scan_inputs(site: Site, part: Graph, facts: _ScanFacts) -> list[Value]:
+    """Return the declarations of the body's states, then of the slices that it scans."""
+    n = facts.n_states + len(facts.in_axes)
+    items = zip(part.inputs[:n], site.node.inputs[:n], strict=True)
+    rows = [(item, _value(site.writer, name, name)) for item, name in items]
+    shapes = [known.shape for _, known in rows[: facts.n_states]]
+    shapes += [
+        _without_axis(known.shape, axis)
+        for (_, known), axis in zip(rows[facts.n_states :], facts.in_axes, strict=True)
+    ]
+    return [
+        Value(item.name, item.dtype or known.dtype, shape)
+        for (item, known), shape in zip(rows, shapes, strict=True)
+    ]
+
+
+def _store_states(
+    site: Site, body: _Body, states: Sequence[str], facts: _ScanFacts
+) -> list[_Scanned]:
+    """Let the scan stack these states of each run, for the backward scan to go over."""
+    node = site.node
+    graph, _ = body.with_states_of_runs(states)
+    stacks = [site.writer.new_name(f"{name}_runs") for name in states]
+    for name, stack in zip(states, stacks, strict=True):
+        site.writer.types[stack] = body.writer.types[name]
+    new: dict[str, Any] = {
+        "body": graph,
+        "scan_output_axes": (*facts.out_axes, *(0,) * len(states)),
+        "scan_output_directions": (*facts.out_ways, *(0,) * len(states)),
+    }
+    site.replace_node(outputs=(*node.outputs, *stacks), attributes={**node.attributes, **new})
+    return [_Scanned(name, stack, 0, 1) for name, stack in zip(states, stacks, strict=True)]
 
 
 def _without_axis(shape: Sequence[Any] | None, axis: int) -> tuple[Any, ...] | None:

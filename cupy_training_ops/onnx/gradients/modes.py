@@ -24,7 +24,11 @@ def in_training(graph: Graph, around: Collection[str] = ()) -> Graph:
         node = replace(node, attributes={**node.attributes, **parts}) if parts else node
         if node.op_type == "BatchNormalization" and node.is_standard:
             node = _batch_norm(node)
-        elif node.op_type == "Dropout" and node.is_standard and not _has_mode(node, known):
+        elif (
+            node.op_type == "Dropout"
+            and node.is_standard
+            and not _mode_is_decided_at_run_time(node, known)
+        ):
             constants[flag] = np.array(True)
             ratio = node.inputs[1] if len(node.inputs) > 1 else ""
             node = replace(node, inputs=(node.inputs[0], ratio, flag))
@@ -32,7 +36,7 @@ def in_training(graph: Graph, around: Collection[str] = ()) -> Graph:
     return replace(graph, nodes=tuple(nodes), constants=constants)
 
 
-def _has_mode(node: Node, constants: Collection[str]) -> bool:
+def _mode_is_decided_at_run_time(node: Node, constants: Collection[str]) -> bool:
     """Return True of a Dropout whose `training_mode` is computed, or an input of the model."""
     is_dropout = node.op_type == "Dropout" and node.is_standard
     flag = node.inputs[2] if is_dropout and len(node.inputs) > 2 else ""
@@ -51,12 +55,16 @@ def _batch_norm(node: Node) -> Node:
 
 
 def in_evaluation(graph: Graph) -> Graph:
-    """The graph with running statistics, and without dropout."""
+    """The graph for evaluation: with running statistics, which stay as they are; without dropout.
+
+    A Dropout whose `training_mode` is computed, or an input of the model, is left as it is.
+    """
     read = {name for node in graph.nodes for name in node.inputs}
     read.update(item.name for item in graph.outputs)
     nodes = []
     for node in graph.nodes:
-        nodes.append(node if _has_mode(node, graph.constants) else _evaluated(node))
+        decided_later = _mode_is_decided_at_run_time(node, graph.constants)
+        nodes.append(node if decided_later else _evaluated(node))
         if node.op_type == "BatchNormalization" and node.is_standard:  # statistics as they are
             pairs = zip(node.inputs[3:5], node.outputs[1:3], strict=False)
             nodes += [

@@ -61,18 +61,20 @@ def resize(site: Site) -> Sequence[Term | None]:
 
 
 def _axes(site: Site) -> Iterator[_Axis]:
-    """The axes along which something changes, as far as is known."""
+    """Yield each axis that may change; left out are those known to keep their pixels.
+
+    These have a scale of 1, or, where sizes are given, as many pixels before as after.
+    """
     x, scales, sizes = _ends(site)
     has_sizes = sizes is not None
     factors = None if has_sizes else site.value(scales)
     for i, axis in enumerate(_chosen(site)):
-        n, m = (site.extent(each, axis) for each in (x, site.outputs[0]))
-        if n == m and n is not None and (has_sizes or (factors is not None and factors[i] == 1)):
-            continue
-        if factors is not None and factors[i] == 1:
-            continue
-        n, m = (length if isinstance(length, int) else None for length in (n, m))
+        before, after = (site.extent(each, axis) for each in (x, site.outputs[0]))
         scale = None if factors is None else float(factors[i])
+        same = has_sizes and before is not None and before == after
+        if same or scale == 1:
+            continue
+        n, m = (extent if isinstance(extent, int) else None for extent in (before, after))
         if m is None and n is not None and scale is not None:
             m = int(np.floor(n * np.float32(scale)))
         if has_sizes and n is not None and m is not None:

@@ -46,15 +46,15 @@ def positions_in_crop(n: int, m: int, start: float, end: float) -> HostArray:
     return (start + np.arange(m) * ((end - start) / max(m - 1, 1))) * (n - 1)
 
 
-def taps(mode: str, s: HostArray, a: float, scale: float = 1.0) -> tuple[HostArray, HostArray]:
+def taps(mode: str, places: HostArray, a: float, scale: float = 1.0) -> tuple[HostArray, HostArray]:
     """The pixels of each output, and their weights: arrays of (taps, outputs).
 
     A scale below 1 widens the windows, so that each pixel has its share in some output.
     """
-    low = np.floor(s)
-    t = s - low
+    low = np.floor(places)
+    t = places - low
     if scale < 1:
-        return _wide_taps(mode, s, a, scale)
+        return _wide_taps(mode, places, a, scale)
     if mode == "linear":
         return np.stack([low, low + 1]), np.stack([1 - t, t])
     near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in (t, 1 - t)]
@@ -63,11 +63,11 @@ def taps(mode: str, s: HostArray, a: float, scale: float = 1.0) -> tuple[HostArr
     return low + np.arange(-1, 3)[:, None], np.stack(weights)
 
 
-def _wide_taps(mode: str, s: HostArray, a: float, scale: float) -> tuple[HostArray, HostArray]:
+def _wide_taps(mode: str, places: HostArray, a: float, scale: float) -> tuple[HostArray, HostArray]:
     radius = (1 if mode == "linear" else 2) / scale
-    first = np.floor(s - radius) + 1
+    first = np.floor(places - radius) + 1
     pixels = first + np.arange(int(np.ceil(2 * radius)))[:, None]
-    d = np.abs(pixels - s) * scale
+    d = np.abs(pixels - places) * scale
     if mode == "linear":
         weights = np.maximum(1 - d, 0)
     else:
@@ -83,10 +83,15 @@ def within(pixels: HostArray, n: int) -> HostArray:
 
 
 def weigh(
-    mode: str, s: HostArray, n: int, a: float, exclude_outside: bool, scale: float
+    mode: str, places: HostArray, n: int, a: float, exclude_outside: bool, scale: float
 ) -> tuple[HostArray, HostArray]:
-    """Taps within an axis. Pixels beyond an end are the last one's, or have no weight."""
-    pixels, weights = taps(mode, s, a, scale)
+    """Return pixels from 0 to n - 1 and their weights, both arrays of (taps, outputs).
+
+    places: of the outputs among the n pixels of an axis. a: coefficient of mode "cubic". scale:
+    outputs a pixel; below 1 it widens the windows. exclude_outside: pixels beyond an end have no
+    weight; else they are the last one.
+    """
+    pixels, weights = taps(mode, places, a, scale)
     if exclude_outside:
         weights = np.where((pixels >= 0) & (pixels < n), weights, 0)
         weights = weights / weights.sum(axis=0)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...call.keys import EXACT
-from ...errors import pass_on, refuse, shown
+from ...errors import raise_if_from_handler, refuse, shown
 from ...log import LOG
 from . import autograd
 from .autograd import NAMESPACE, CustomOp, overload_of, refuse_forward_mode
@@ -226,7 +226,7 @@ class Door:
 
     def first_direct(self, *arguments: Any) -> Any:
         """Call `first` without PyTorch's dispatcher, if `needs_dispatcher` is False for them."""
-        return self._first(arguments)
+        return self._first.run_directly(arguments)
 
     def masked(self, *arguments: Any) -> Sequence[Tensor | None]:
         """Return results that the last argument, a mask, selects, and None for the others."""
@@ -241,7 +241,7 @@ class Door:
         """Run `masked` if no recent call matches; in grad mode, or if the dispatcher is needed,
         all results are computed."""
         if not torch.is_grad_enabled() and not needs_dispatcher(arguments):
-            return self._masked(arguments)
+            return self._masked.run_directly(arguments)
         pairs = zip(self.every(*arguments), arguments[-1], strict=True)
         return tuple([result if is_selected else None for result, is_selected in pairs])
 
@@ -267,7 +267,8 @@ class _DirectCall:
         self.recent = RecentCalls(registered, operator.changing)
         self.node: Callable[..., Any] = self.recent.caller(self._apply_to)  # through autograd
 
-    def __call__(self, arguments: Sequence[Any]) -> Any:
+    def run_directly(self, arguments: Sequence[Any]) -> Any:
+        """Run a call without the dispatcher; one of some is remembered."""
         is_traced = self.recent.should_trace()
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             results = (
@@ -290,15 +291,18 @@ class _DirectCall:
         return results
 
     def fallback(self, *arguments: Any) -> Any:
-        """Run a call that matches no recent one, through the dispatcher if that is needed."""
+        """Run a call that matches no recent one: directly, or by the dispatcher if it must see it.
+
+        An error names the argument at fault, if one is known to be.
+        """
         arguments += self._defaults[len(arguments) :]
         try:
             if not needs_dispatcher(arguments):
-                return self(arguments)
+                return self.run_directly(arguments)
             results = self._registered(*arguments)
             return results[0] if self._is_first else results
         except Exception as error:
-            refuse_others(self._registered, arguments, error)
+            name_bad_argument(self._registered, arguments, error)
             raise
 
     def _apply_to(self, *arguments: Any) -> Any:
@@ -343,12 +347,12 @@ def needs_dispatcher(arguments: Sequence[Any]) -> bool:
     )
 
 
-def refuse_others(registered: Any, arguments: Sequence[Any], error: Exception) -> None:
+def name_bad_argument(registered: Any, arguments: Sequence[Any], error: Exception) -> None:
     """Raise an error that names an argument that is no dense tensor, or no list of integers.
 
     error: what the call with such an argument raised.
     """
-    pass_on(error)
+    raise_if_from_handler(error)
     for argument, value in zip(registered._schema.arguments, arguments, strict=False):
         kind, expected = str(argument.type), ""
         if _is_tensor(argument.type) and not (value is None and kind.startswith("Optional")):

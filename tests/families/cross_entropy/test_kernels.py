@@ -131,6 +131,11 @@ def test_an_empty_batch_and_no_classes(anywhere, reduction) -> None:
         loss, rest = call(anywhere, name, empty, np.zeros(0, np.int32), reduction=reduction)
         assert rest.shape == (0, 5)
         assert loss.tolist() == ([] if reduction == "none" else 0)
+    options = {"reduction": reduction, "label_smoothing": 0.1}
+    for name in (BOTH, "MeasuredCrossEntropyLossAndGrad"):
+        loss, rest, *_ = call(anywhere, name, empty, np.zeros(0, np.int32), **options)
+        assert rest.shape == (0, 5)
+        assert loss.tolist() == ([] if reduction == "none" else 0)
     loss, _ = call(anywhere, LOSS, none, np.array([0, 1]), None, 1, reduction=reduction)
     assert np.isnan(loss).tolist() == ([True, False] if reduction == "none" else True)
 
