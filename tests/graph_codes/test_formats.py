@@ -111,7 +111,19 @@ def test_centres_are_near_means_and_finite(extent, seed):
     assert centre.shape == (2, 1, 32)
     assert centre.dtype is torch.float32
     assert ((centre - x.mean(1, keepdim=True)).abs() <= 6 / min(extent, 64) ** 0.5 + 0.5).all()
+    expected = centre_of(x, 1)
+    expected[0, 0, 0] = expected[1, 0, 1] = 0
     x[0, 0, 0], x[1, 0, 1] = float("inf"), float("nan")
+    assert torch.equal(centre_of(x, 1), expected)
+
+
+def test_one_large_place_does_not_move_the_centre_of_small_ones(seed):
+    """With the mean as centre each of the others would be off as numbers of 1,000 / 64 are."""
+    x = normal(seed, 2, 64, 32)
+    x[:, 5] *= 1000
     centre = centre_of(x, 1)
-    assert centre.isfinite().all()
-    assert (centre == 0).sum() == 2
+    decoded = INT8.decode(*INT8.encode(x - centre)) + centre
+    others = torch.arange(64) != 5
+    error = (decoded - x)[:, others].norm() / x[:, others].norm()
+    assert 0 < error <= 0.01
+    assert (centre_of(x + 3000, 1) - 3000).abs().max() <= 100

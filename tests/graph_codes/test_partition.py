@@ -29,7 +29,7 @@ from cupy_training_ops.torch.graph_codes import (  # noqa: E402
     rewrite,
 )
 
-from .compiled import MODELS, Convolutions, errors, made, normal, step  # noqa: E402
+from .compiled import MODELS, Convolutions, backend, errors, made, normal, step  # noqa: E402
 
 MOST = {"gelu": (0.01, 0.02), "gated": (0.01, 0.02), "convolutions": (0.015, 0.03)}
 
@@ -155,6 +155,37 @@ def test_casts_of_parameters_are_made_again(seed):
     assert errors(plain, coded)[-1] <= 0.02
 
 
+class Halved(nn.Module):
+    """A product with a buffer under autocast, which is written then."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(64, 64)
+        self.register_buffer("down", torch.randn(64, 64))
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = nn.functional.gelu(self.up(x)) @ self.down
+        with torch.no_grad():
+            self.down.mul_(0.5)
+        return y.float().square().mean()
+
+
+@pytest.mark.parametrize("is_in_graph", [True, False])
+def test_casts_of_written_buffers_are_saved(is_in_graph, seed):
+    """A cast in the backward pass would read what is written; Inductor writes in the graph."""
+    gradients = []
+    for codes in (None, codes_of()):
+        torch._dynamo.reset()
+        torch.manual_seed(seed)
+        model, compiler = Halved(), backend(codes)
+        compiler.kwargs["keep_inference_input_mutations"] = is_in_graph
+        torch.compile(model, backend=compiler)(normal(seed, 8, 16, 64)).backward()
+        gradients.append(model.up.weight.grad)
+    plain, coded = gradients
+    assert 0 < (coded - plain).norm() <= 0.02 * plain.norm()
+
+
 @pytest.mark.parametrize("name", ["gelu", "gated"])
 def test_what_follows_from_codes_is_computed_again(name, seed):
     """Of a layer only the operands of GELU or of the gate wait, not its result too."""
@@ -215,6 +246,18 @@ def test_operands_of_attention_in_float32_stay(seed):
     codes = codes_of()
     step(model.float(), (x.float(), target), codes)
     assert "int8_centred" not in codes.report()["coded"]
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 5])
+def test_codes_are_smaller_than_values_of_few_tokens(tokens, seed):
+    """A centre in float32 for each feature is more than codes spare where tokens are few."""
+    model, (x, target) = _attention(seed)
+    codes = codes_of("wide")
+    step(model, (x[:, :tokens], target[: 2 * tokens]), codes)
+    report = codes.report()
+    assert ("int8_centred" in report["coded"]) == (tokens == 5)
+    lines = [line for graph in report["graphs"] for line in graph if line["as"] != "itself"]
+    assert all(line["after"] < line["before"] for line in lines)
 
 
 def test_any_centre_is_right_and_none_is_farther_off(monkeypatch, seed):

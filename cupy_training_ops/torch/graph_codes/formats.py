@@ -16,6 +16,7 @@ from torch import Tensor
 
 TILE = 32
 SAMPLE = 64  # places of a mean, at least
+LEAST_SHARE = 0.2  # of a mean's square in the mean square: half a deviation, squared, is a fifth
 LEAST_SCALE = 1e-30  # of a tile; with it the signs of smaller numbers are still encoded
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 Parts = tuple[Tensor, ...]
@@ -106,15 +107,19 @@ def decode_int4(codes: Tensor, scale: Tensor) -> Tensor:
 
 
 def centre_of(x: Tensor, dim: int) -> Tensor:
-    """Return the mean over about 64 places of a dimension, in float32; 0 where it is not finite.
+    """Return the mean over about 64 places of a dimension, in float32; 0 where it is not finite or
+    less than half a deviation from 0, as that of one large place among small ones.
 
-    Any centre is right, as it is added again: the nearer to the mean, the smaller the error.
+    Any centre is right, as it is added again: the nearer to most values, the smaller the error.
     """
     extent = x.shape[dim]
     step = max(extent // SAMPLE, 1) if isinstance(extent, int) else 1
     sample = x[(slice(None),) * dim + (slice(None, None, step),)]
-    centre = cast(sample, torch.float32).mean(dim, keepdim=True)
-    return torch.where(centre.abs() < math.inf, centre, 0.0)
+    wide = cast(sample, torch.float32)
+    centre = wide.mean(dim, keepdim=True)
+    squares = (wide * wide).mean(dim, keepdim=True)
+    is_far = LEAST_SHARE * squares <= centre * centre
+    return torch.where(is_far & (squares < math.inf), centre, 0.0)
 
 
 def encode_bits(x: Tensor) -> Parts:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch.fx import Graph, Node
 
 from .consumers import (
@@ -18,6 +19,7 @@ from .consumers import (
     Backward,
     Need,
     Uses,
+    aten,
     is_blind_to_means,
     is_tensor,
     name_of,
@@ -119,9 +121,13 @@ class Planner:
                     waiting.append(read)
 
     def of_parameters(self, forward: Graph) -> set[Node]:
-        """Return parameters, and values computed only from them, as casts."""
+        """Return parameters, and values computed only from them, as casts.
+
+        Without those that the forward pass writes to: the backward pass would read what is new.
+        """
         placeholders = forward.find_nodes(op="placeholder")
         parameters = {node for i, node in enumerate(placeholders) if i in self._static}
+        parameters -= _written(forward)
         for node in forward.nodes:
             reads = node.all_input_nodes
             if node.op == "call_function" and reads and all(read in parameters for read in reads):
@@ -176,7 +182,20 @@ class Planner:
             or (chosen.is_centred and (tokens is None or tokens == order[-1]))
         ):
             chosen, reason, tokens = None, "shape", None
-        return Saved(node, placeholder, nbytes, point, chosen, reason, order, tokens)
+        plan = Saved(node, placeholder, nbytes, point, chosen, reason, order, tokens)
+        if tokens is not None and plan.saved_nbytes >= nbytes:  # of few tokens
+            return replace(plan, format=None, reason="shape", tokens=None)
+        return plan
+
+
+def _written(forward: Graph) -> set[Node]:
+    """Return the placeholders that a forward graph, or PyTorch behind it, writes to."""
+    results = forward.output_node().meta.get("desc", ())
+    inputs = {x.mutated_input for x in results if isinstance(x, InputMutationAOTOutput)}
+    placeholders = forward.find_nodes(op="placeholder")
+    written = {node for node in placeholders if node.meta.get("desc") in inputs}
+    copies = (node for node in forward.nodes if packet(node.target) is aten.copy_)
+    return written | {node.all_input_nodes[0] for node in copies}
 
 
 def numel_of(value: Tensor) -> int:
