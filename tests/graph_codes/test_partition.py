@@ -359,6 +359,7 @@ def test_budgets_are_kept(name, seed):
         _, coded = step(model, inputs, codes)
         share = 0.4 if isinstance(limit, str) else limit
         assert codes.report()["after"] <= 1.001 * share * before
+        assert codes.report()["before"] == before
         assert errors(plain, coded)[-1] <= 0.02
 
 

@@ -70,6 +70,7 @@ class Partition:
     plan: list[Saved]
     seconds: float = 0.0  # more than without codes and recomputation
     recomputed: tuple[Node, ...] = ()  # values that PyTorch's own choice saves
+    added: frozenset[str] = frozenset()  # values of the plan that it does not save
 
     @property
     def nbytes(self) -> int:
@@ -102,11 +103,13 @@ def within(
     if budget is None:
         forward, backward = split(partitioners.min_cut_rematerialization_partition)
         plan = planner.plan(forward.graph, backward.graph, num_outputs)
+        saved = {one.forward.name for one in plan}
         parameters = planner.of_parameters(forward.graph)
         again = compute_again(forward.graph, backward.graph, plan, parameters, num_outputs)
         if again:
             plan = planner.plan(forward.graph, backward.graph, num_outputs)
-        return Partition(forward, backward, plan, recomputed=again)
+        added = frozenset(one.forward.name for one in plan) - saved
+        return Partition(forward, backward, plan, recomputed=again, added=added)
     search = _Search(budget, split, planner, num_outputs)
     for share in sorted({*SHARES, budget.share or 1.0}, reverse=True):
         if not search.attempt(share):
@@ -232,7 +235,7 @@ class _Search:
     ) -> Partition:
         names = {one.forward.name for one in plan}
         again = tuple(one.forward for name, one in self._plain.items() if name not in names)
-        return Partition(forward, backward, plan, seconds, again)
+        return Partition(forward, backward, plan, seconds, again, frozenset(names - {*self._plain}))
 
 
 def _is_better(one: Partition, other: Partition, limit: float) -> bool:

@@ -7,7 +7,6 @@ PyTorch's partitioner chooses what is saved; codes replace saved values as the p
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_
 from torch.fx import GraphModule, Node
 
 from ...errors import refuse
-from .budget import NAME, Budget, Graphs, Partitioner, budget_of, within
+from .budget import NAME, Budget, Graphs, Partition, Partitioner, budget_of, within
 from .plan import ANYWAY, Planner, Saved, nbytes_of
 from .policies import POLICIES, GraphPolicy
 from .rewrite import rewrite
@@ -75,7 +74,7 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
 
         chosen = within(self.budget, split_graph, planner, num_outputs)
         rewrite(chosen.forward, chosen.backward, chosen.plan, num_outputs)
-        self.account.note(chosen.plan, chosen.recomputed)
+        self.account.note(chosen)
         return chosen.forward, chosen.backward
 
 
@@ -85,10 +84,10 @@ class Account:
     def __init__(self) -> None:
         self._graphs: list[list[dict[str, Any]]] = []
 
-    def note(self, plan: Sequence[Saved], recomputed: Sequence[Node]) -> None:
+    def note(self, chosen: Partition) -> None:
         """Add a graph's saved tensors, and those that are computed again."""
-        lines = [_line(one) for one in plan]
-        self._graphs.append(lines + [_line_of_recomputed(node) for node in recomputed])
+        lines = [_line(one, one.forward.name in chosen.added) for one in chosen.plan]
+        self._graphs.append(lines + [_line_of_recomputed(node) for node in chosen.recomputed])
 
     def report(self) -> dict[str, Any]:
         """Return sums over all graphs, and the lines of each."""
@@ -96,7 +95,7 @@ class Account:
         counted = [line for line in lines if line["reason"] not in ANYWAY]
         stays = [line for line in lines if line["as"] == "itself"]
         return {
-            "before": sum(line["before"] for line in counted),
+            "before": sum(line["before"] for line in counted if not line["added"]),
             "after": sum(line["after"] for line in counted),
             "coded": _by("as", [line for line in lines if line["as"] != "itself"]),
             "as_it_is": _by("reason", stays),
@@ -104,7 +103,7 @@ class Account:
         }
 
 
-def _line(one: Saved) -> dict[str, Any]:
+def _line(one: Saved, is_added: bool) -> dict[str, Any]:
     form = "made again" if one.is_dropped else "itself" if one.format is None else one.format.name
     return {
         **_describe(one.forward),
@@ -113,6 +112,7 @@ def _line(one: Saved) -> dict[str, Any]:
         "as": form,
         "in_place_of": "" if one.is_in_place else one.point.name,
         "reason": one.reason,
+        "added": is_added,
     }
 
 
@@ -125,6 +125,7 @@ def _line_of_recomputed(node: Node) -> dict[str, Any]:
         "as": "made again",
         "in_place_of": "",
         "reason": "computed from others",
+        "added": False,
     }
 
 
@@ -153,8 +154,10 @@ class ActivationCodes(dict[str, Any]):
     def report(self) -> dict[str, Any]:
         """Return the bytes that compiled graphs save: uncompressed, by reason, or as codes.
 
-        `before` and `after` are sums over all graphs, without parameters and inputs; `graphs` has a
-        line for each tensor of each graph. Graphs from PyTorch's cache of code are missing.
+        `before` and `after` are sums over all graphs, without parameters and inputs: of what
+        PyTorch's own choice saves, and of what is saved. `graphs` has a line for each tensor of
+        each graph; "added": a budget saves it, PyTorch's choice would not. Graphs from PyTorch's
+        cache of code are missing.
         """
         report: dict[str, Any] = self[OPTION].account.report()
         return report
