@@ -332,7 +332,8 @@ def _unserved_probabilities(
 ) -> Unserved | None:
     """Return the argument of a loss against probabilities that kernels refuse."""
     if target.dtype not in FLOATS or target.shape != input.shape or not input.numel():
-        expected = f"classes, or probabilities of shape {tuple(input.shape)}, not empty"
+        shape = tuple(input.shape)
+        expected = f"classes in int64 or int32, or probabilities of shape {shape}, not empty"
         return Unserved("target", expected, f"{target.dtype} of shape {tuple(target.shape)}")
     if getattr(weight, "requires_grad", False):
         return _WEIGHT
