@@ -53,7 +53,10 @@ def test_moments_of_8_bits_name_the_type(dtype) -> None:
 
 def test_targets_are_refused_by_the_function_that_was_called() -> None:
     functional, scores = cto.torch.functional, torch.randn(4, 5)
-    words = r"^cross_entropy: target: .* int32, got torch.bool; PyTorch: expected target dtype"
+    words = (
+        r"^cross_entropy: target: expected classes in int64 or int32, or probabilities .*, "
+        r"got torch.bool of shape \(4,\); PyTorch: expected target dtype"
+    )
     with pytest.raises(ArgumentError, match=words):
         functional.cross_entropy(scores, torch.ones(4, dtype=torch.bool))
     with pytest.raises(ArgumentError, match=r"^cross_entropy: target: expected a tensor"):
