@@ -114,7 +114,10 @@ def model_of(text: str, rng: np.random.Generator) -> onnx.ModelProto:
 
 
 def check(text: str, rng: np.random.Generator, **feeds: Any) -> None:
-    """Compare gradients along random directions with central differences."""
+    """Compare gradients along random directions with differences of fourth order.
+
+    Those of second order are 2e-6 off for some seeds: loops of sines have large third derivatives.
+    """
     model = model_of(text, rng)
     session = cto.onnx.TrainingSession.from_model(model, loss="loss", optimizer="SGD")
     feeds = {name: np.array(value) for name, value in feeds.items()}
@@ -124,12 +127,11 @@ def check(text: str, rng: np.random.Generator, **feeds: Any) -> None:
     for name, parameter in session.parameters.items():
         original, gradient = parameter.copy(), session.gradients[name].copy()
         for direction in (rng.standard_normal(original.shape) for _ in range(3)):
-            sides = []
-            for sign in (1, -1):
-                parameter[...] = original + sign * STEP * direction
-                sides.append(float(session.eval(**feeds)))
+            expected = 0.0
+            for factor, times in ((8, 1), (-8, -1), (-1, 2), (1, -2)):
+                parameter[...] = original + times * STEP * direction
+                expected += factor * float(session.eval(**feeds)) / (12 * STEP)
             parameter[...] = original
-            expected = (sides[0] - sides[1]) / (2 * STEP)
             actual = float((gradient * direction).sum())
             assert abs(actual - expected) <= 1e-6 * max(1, abs(expected)), (name, actual, expected)
 
