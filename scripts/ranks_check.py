@@ -51,7 +51,7 @@ def launched(launcher: str, ranks: int) -> list[str]:
 
 
 def steps_of(folder: Path, ranks: int, provider: str, launcher: str) -> dict[str, Step]:
-    """By name, in the order in which they run."""
+    """Return the steps by name, in the order in which they run."""
     start, torchrun = launched(launcher, ranks), launched("torchrun", ranks)
     place = ["--provider", provider]
     benchmark = [*start, str(SCRIPTS / "collective_benchmark.py")]

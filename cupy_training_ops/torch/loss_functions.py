@@ -246,8 +246,8 @@ def cross_entropy(
                 refuse("cross_entropy", "target", expected, str(target.dtype))
             return _against_probabilities(input, target, weight, ignore_index, reduction, terms)
         if getattr(weight, "requires_grad", False) and not is_measured:
-            given = (input, target, weight, ignore_index, reduction, None, *terms)
-            return call_pytorch("cross_entropy", _WEIGHT, _their_regularized, *given)
+            arguments = (input, target, weight, ignore_index, reduction, None, *terms)
+            return call_pytorch("cross_entropy", _WEIGHT, _their_regularized, *arguments)
         terms = terms if has_terms or is_measured else ()
     reduced: str = reduction
     whole_target = target
@@ -311,8 +311,8 @@ def _against_probabilities(
     """Compute a loss against probabilities, by PyTorch what no kernel takes."""
     reason = _unserved_probabilities(input, target, weight, ignore_index)
     if reason is not None:
-        given = (input, target, weight, ignore_index, reduction, None, *terms)
-        return call_pytorch("cross_entropy", reason, _their_regularized, *given)
+        arguments = (input, target, weight, ignore_index, reduction, None, *terms)
+        return call_pytorch("cross_entropy", reason, _their_regularized, *arguments)
     if input.dim() == 1:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
         reduction = "sum" if reduction == "none" else reduction
@@ -531,8 +531,8 @@ def linear_cross_entropy(
         others = (bias, ignored, dtype, weight, *terms)
         if not any(wanted):
             return _linear_row_losses(rows, linear_weight, by_row, *others).reshape(shape)
-        found = _measured_row_losses(rows, linear_weight, by_row, *others)
-        loss, z_loss, predicted = [x.reshape(shape) for x in found]
+        results = _measured_row_losses(rows, linear_weight, by_row, *others)
+        loss, z_loss, predicted = [x.reshape(shape) for x in results]
     else:
         mask = tuple([x is not None and records(x) for x in (input, linear_weight, bias)])
         others = (bias, ignored, reduction, dtype, mask, weight, *terms)

@@ -46,12 +46,12 @@ def _large(*inputs: Any) -> int:
 
 
 def _forward_with_relu(*arguments: Any) -> tuple[Any, ...]:
-    """Those of the forward, and a residual."""
+    """Add a residual to the forward pass's arguments."""
     return *_forward(*arguments), images(*arguments)
 
 
 def _backward_with_relu(*arguments: Any) -> tuple[Any, ...]:
-    """Those of the backward with a Y after X, of which half is 0."""
+    """Add a Y, half of it 0, after the X of the backward pass's arguments."""
     dy, x, *others = _backward(*arguments)
     return dy, x, cupy.maximum(images(*arguments), 0), *others
 

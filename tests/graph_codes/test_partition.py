@@ -366,7 +366,7 @@ def test_budgets_are_kept(name, seed):
 @pytest.mark.parametrize("share", [0.999, 0.7, 0.5, 0.2])
 @pytest.mark.parametrize("name", ["gelu", "convolutions"])
 def test_partitions_without_codes_are_those_of_pytorch(name, share, seed):
-    """The same values are saved, so that a choice among them is never worse than PyTorch's."""
+    """Saved values are PyTorch's, so that a choice among them is never worse."""
     model, inputs = made(name, seed)
     graphs, codes = [], codes_of()
     with config.patch(activation_memory_budget=share):

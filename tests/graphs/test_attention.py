@@ -182,7 +182,7 @@ def test_gradients(form, is_dynamic, rng) -> None:
 
 @pytest.mark.parametrize("form", ["plain", "causal", "masked"])
 def test_gradients_through_caches(form, rng) -> None:
-    """Of the caches, too, and of keys that are results."""
+    """Gradients reach the caches, too, and keys that are results."""
     attributes, shapes, mask = CACHED[form]
     arrays = inputs_of(rng, shapes, mask, "added", None)
     arrays += [None] * (4 - len(arrays))

@@ -40,7 +40,7 @@ def results(function, x, others, dy, is_last=False, momentum=0.1):
 
 
 def last(x):
-    """The same with the channels last in memory, where PyTorch has such a layout."""
+    """Return x with the channels last in memory, where PyTorch has such a layout."""
     kinds = {4: torch.channels_last, 5: torch.channels_last_3d}
     return x.contiguous(memory_format=kinds.get(x.dim(), torch.contiguous_format))
 

@@ -96,7 +96,7 @@ def test_symbolic_traces_are_pytorchs(pair) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("is_new", [True, False])
 def test_onnx_models_are_pytorchs(pair, is_new) -> None:
-    """By both exporters: the operators of the model as it was, and its results."""
+    """Both exporters write the operators of the model as it was, and give its results."""
     onnx = pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
     if is_new:

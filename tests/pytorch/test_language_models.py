@@ -243,7 +243,7 @@ def test_results_have_what_transformers_have_in_them(labels, family) -> None:
 
 
 def test_t5_from_parts(labels) -> None:
-    """What its encoder made, words of its decoder; as an object or as a tuple."""
+    """The encoder's result is passed as an object or as a tuple, with the decoder's words."""
     converted, model = pair_of("t5")
     inputs = inputs_of("t5", labels)
     encoded = model.encoder(input_ids=inputs.pop("input_ids")).last_hidden_state.detach()

@@ -119,7 +119,7 @@ def test_a_loss_in_place(leaf, labels) -> None:
 
 @pytest.mark.parametrize("out_features", [(), (3,)])
 def test_a_layer_with_its_loss(leaf, labels, out_features) -> None:
-    """By PyTorch's parts, which any version has; its options are those of the function."""
+    """The loss is that of PyTorch's parts, which any version has; options are the function's."""
     x, target = leaf(8, 16), labels(5, 8, *out_features)
     target[0] = 2
     weight, named = torch.linspace(0.5, 2, 5).double(), {"ignore_index": 2, "label_smoothing": 0.1}

@@ -69,6 +69,17 @@ class _BatchNorm(Op):
         return channels
 
 
+def _rule(op: BatchNormInternal | BatchNormRelu) -> object:
+    """The struct Rule of an operator that normalises."""
+    return by_value(
+        Rule,
+        epsilon=op.epsilon,
+        momentum=op.momentum,
+        rest=1 - op.momentum,
+        unbiased=op.unbiased,
+    )
+
+
 class BatchNormInternal(_BatchNorm):
     """Batch normalisation: Y = scale (X - mean) inv_std + B, inv_std = 1 / sqrt(var + epsilon).
 
@@ -130,13 +141,6 @@ class BatchNormInternal(_BatchNorm):
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         x, scale, _, mean, _, y, *_ = specs
-        rule = by_value(
-            Rule,
-            epsilon=self.epsilon,
-            momentum=self.momentum,
-            rest=1 - self.momentum,
-            unbiased=self.unbiased,
-        )
         return Call(
             device,
             kernels=NORMALIZE,
@@ -144,7 +148,7 @@ class BatchNormInternal(_BatchNorm):
             read=(x,),
             applied=(y,),
             arrays=specs,
-            options=(rule,),
+            options=(_rule(self),),
             n_fields=MOMENTS,
             of_relu=(None,),
             sums=self.training_mode,
@@ -256,13 +260,6 @@ class BatchNormRelu(_BatchNorm):
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         x, scale, bias, mean, var, residual, y, *saved = specs
-        rule = by_value(
-            Rule,
-            epsilon=self.epsilon,
-            momentum=self.momentum,
-            rest=1 - self.momentum,
-            unbiased=self.unbiased,
-        )
         return Call(
             device,
             kernels=NORMALIZE,
@@ -270,7 +267,7 @@ class BatchNormRelu(_BatchNorm):
             read=(x,),
             applied=(y,),
             arrays=(x, scale, bias, mean, var, y, mean, var, *saved),
-            options=(rule,),
+            options=(_rule(self),),
             n_fields=MOMENTS,
             of_relu=(residual,),
             relu=True,

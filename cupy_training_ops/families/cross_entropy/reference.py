@@ -23,6 +23,7 @@ from ...rules.pieces import (
     put,
     working_type,
 )
+from ...rules.step import number
 from ...rules.widening import cast, in_range, quiet
 
 _Pair = tuple[HostArray, HostArray]
@@ -179,8 +180,7 @@ def cross_entropy_loss_and_grad(
     softcap: float,
 ) -> _Pair:
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
-    scale = 1.0 if loss_scale is None else float(np.ravel(loss_scale)[0])
-    slope = np.full(labels.shape if reduction == "none" else (), scale)
+    slope = np.full(labels.shape if reduction == "none" else (), number(loss_scale))
     out = output_type or scores.dtype
     terms = label_smoothing, lse_square_scale, softcap
     if not any(terms):
@@ -206,8 +206,7 @@ def measured_cross_entropy_loss_and_grad(
     softcap: float,
 ) -> tuple[HostArray, ...]:
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
-    scale = 1.0 if loss_scale is None else float(np.ravel(loss_scale)[0])
-    slope = np.full(labels.shape if reduction == "none" else (), scale)
+    slope = np.full(labels.shape if reduction == "none" else (), number(loss_scale))
     terms = label_smoothing, lse_square_scale, softcap
     smoothed = weights if label_smoothing else None
     return rows.regularized(slope, scores, smoothed, reduction, output_type or scores.dtype, *terms)
@@ -238,8 +237,7 @@ def dense_cross_entropy_loss_and_grad(
         factors == 0, 0, factors * in_range(losses + squares, scores.dtype).reshape(rows)
     )
     divisor = max(losses.size, 1) if reduction == "mean" else 1
-    scale = 1.0 if loss_scale is None else float(np.ravel(loss_scale)[0])
-    slopes = (factors * scale / divisor).reshape(line.lse.shape)
+    slopes = (factors * number(loss_scale) / divisor).reshape(line.lse.shape)
     skips = factors.reshape(line.lse.shape) == 0
     of_log = np.broadcast_to(-(1 - label_smoothing) * each, flat.shape)
     of_target = np.where(of_log == 0, 0, of_log * line.log_prob * slopes)

@@ -272,7 +272,7 @@ def test_sums_of_weights_in_parts(run, rng, staged, monkeypatch, by_warpgroups) 
 @pytest.mark.parametrize("by_warpgroups", MULTIPLIERS)
 @pytest.mark.parametrize("rows", ROWS)
 def test_weights_of_several_panels(run, rng, staged, rows, by_warpgroups) -> None:
-    """Of rows, and of columns, whose panels lie apart in shared memory."""
+    """Panels of rows, and of columns, lie apart in shared memory."""
     staged(rows, by_warpgroups)
     x, dy = (rng.standard_normal((1, n, 9)).astype(FLOAT16) for n in (136, 72))
     w = np.zeros((72, 136, 1), FLOAT16)

@@ -41,7 +41,7 @@ def in_float64(arrays: list[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def positive(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Of all exponents from -8 to 8, so that rounding errors do not cancel."""
+    """Positive numbers with exponents from -8 to 8, so that rounding errors do not cancel."""
     return rng.uniform(1, 2, shape) * 2.0 ** rng.integers(-8, 9, shape)
 
 
