@@ -19,8 +19,9 @@ SPECIALS = np.array(
     [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-38, -1e-5, 1e30, -1e30, 20, -20, 5.5,
      -5.5, -0.7517915] * 75
 )  # fmt: skip
-# Huge values of dY would ask for relative accuracy beside the zero of a slope; `_huge` has them.
-DY_SPECIALS = np.where(np.isfinite(SPECIALS), np.clip(SPECIALS, -20, 20), SPECIALS)
+# A huge factor of a slope would ask for relative accuracy beside its zero; `_huge` has such dY.
+GATED = ("SwiGluGrad", "FastGeGluGrad")  # whose B is such a factor, too
+SPECIAL_FACTORS = np.where(np.isfinite(SPECIALS), np.clip(SPECIALS, -20, 20), SPECIALS)
 OUTPUTS: dict[str, Callable[[Any], Any]] = {
     "SigmoidGrad": lambda x: 1 / (1 + np.exp(-x)),
     "TanhGrad": np.tanh,
@@ -45,7 +46,8 @@ def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
     arrays = _arrays(rng, name, (len(OPS[name].inputs), n), dtype)
     with np.errstate(over="ignore"):
         for i, (item, array) in enumerate(zip(OPS[name].inputs, arrays, strict=True)):
-            values = DY_SPECIALS if item.name == "dY" else SPECIALS
+            is_factor = item.name == "dY" or (item.name == "B" and name in GATED)
+            values = SPECIAL_FACTORS if is_factor else SPECIALS
             array[i if array.ndim == 2 else slice(None)] = values.astype(dtype)
     return arrays
 
@@ -67,7 +69,7 @@ def _extra() -> Iterator[Sample]:
     for dtype in FLOATS[:2]:
         make = partial(_without_bias, shape=(3, 1003), dtype=dtype)
         yield Sample("FastGelu", f"{dtype_name(dtype)}-no-bias", make)
-    for name, dtype in itertools.product(SMOOTH, FLOATS):
+    for name, dtype in itertools.product((*SMOOTH, *GATED), FLOATS):
         yield Sample(name, f"{dtype_name(dtype)}-huge", partial(_huge, name=name, dtype=dtype))
     for name in ("QuickGelu", "QuickGeluGrad"):
         make = partial(_arrays, name=name, shape=(7, 31), dtype=FLOATS[0])
