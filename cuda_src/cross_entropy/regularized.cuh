@@ -97,7 +97,8 @@ struct Regularized {
         const A max = sums.of.max, last = logarithm(sums.of.sum), all = max + last;
         const A squared = square == 0 ? A(0) : square * all * all;
         if (call.losses.wanted()) {
-            A loss = last - (1 - smoothing) * (cap(own.score) - max) + squared;
+            A loss = last + squared;  // a share of 0 has no part, also of -inf
+            if (smoothing != 1) loss -= (1 - smoothing) * (cap(own.score) - max);
             if (smoothing != 0) loss -= smoothing * sums.mean(length);
             call.losses.store(line.number, own.target, loss);
         }

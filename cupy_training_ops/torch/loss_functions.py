@@ -33,6 +33,8 @@ from .to_pytorch import (
 )
 
 _CLASSES = (torch.int64, torch.int32)
+# PyTorch 2.13 is the first that has them.
+_OPTIONS = getattr(torch.nn, "LinearCrossEntropyOptions", ())
 _WEIGHT = Unserved("weight", "a tensor that requires no gradient", "one that does")
 
 
@@ -235,11 +237,18 @@ def cross_entropy(
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
     terms: tuple[float, ...] = ()
-    has_terms = label_smoothing or lse_square_scale or softcap
+    has_terms = (
+        type(label_smoothing) is not float
+        or label_smoothing != 0.0
+        or type(lse_square_scale) is not float
+        or lse_square_scale != 0.0
+        or softcap is not None
+    )
     is_measured = return_z_loss or return_token_accuracy or return_predicted_tokens
     if has_terms or is_measured or weight is not None or target.dtype not in _CLASSES:
         refuse_others("cross_entropy", {"weight": weight})
         terms = _terms("cross_entropy", label_smoothing, lse_square_scale, softcap)
+        has_terms = any(terms)
         if target.dtype not in _CLASSES:
             if is_measured:
                 expected = "classes, where z-loss, accuracy or predictions are returned"
@@ -357,7 +366,11 @@ def _terms(
     cap = 0.0 if softcap is None else softcap
     values = {"label_smoothing": label_smoothing, "lse_square_scale": lse_square_scale}
     for name, value in (*values.items(), ("softcap", cap)):
-        if not isinstance(value, int | float) and not hasattr(value, "__float__"):
+        is_number = isinstance(value, int | float)  # first: Dynamo follows it with any number
+        is_number = is_number or (hasattr(value, "__float__") and not getattr(value, "shape", ()))
+        if isinstance(value, Tensor):  # PyTorch reads a smoothing that requires no gradient
+            is_number = is_number and name == "label_smoothing" and not value.requires_grad
+        if not is_number:
             refuse(function, name, "a number", shown(value))
         if name != "label_smoothing" and not 0 <= value < math.inf:
             refuse(function, name, "a finite number of at least 0", shown(value))
@@ -469,6 +482,9 @@ def linear_cross_entropy(
     if dtype is not None and dtype not in FLOATS:
         expected = "a floating-point dtype of 16 to 64 bits, or None"
         refuse("linear_cross_entropy", "dtype", expected, shown(dtype))
+    if options is not None and not isinstance(options, _OPTIONS):
+        expected = "None or torch.nn.LinearCrossEntropyOptions"
+        refuse("linear_cross_entropy", "options", expected, shown(options))
     terms = _terms("linear_cross_entropy", label_smoothing, lse_square_scale, softcap)
     wanted = return_z_loss, return_token_accuracy, return_predicted_tokens
     is_dense = target.dtype not in _CLASSES

@@ -201,7 +201,13 @@ def test_errors_are_of_both_types(leaf) -> None:
 
 def test_terms_are_refused_in_words(leaf, labels) -> None:
     x, target = leaf(8, 16), labels(16, 8)
-    for named in ({"softcap": -1.0}, {"lse_square_scale": float("nan")}, {"label_smoothing": "a"}):
+    cases = [{"softcap": -1.0}, {"lse_square_scale": float("nan")}, {"label_smoothing": "a"}]
+    cases += [{"label_smoothing": None}, {"lse_square_scale": None}]
+    # A tensor would be read back, and its gradient lost.
+    cases += [{"softcap": torch.tensor(v)} for v in (30.0, [30.0], [1.0, 2.0])]
+    cases += [{"label_smoothing": torch.tensor(v)} for v in ([0.1], [0.1, 0.2])]
+    cases += [{"label_smoothing": torch.tensor(0.1, requires_grad=True)}]
+    for named in cases:
         (name,) = named
         for function, given in (
             (functional.cross_entropy, (x, target)),
@@ -210,6 +216,11 @@ def test_terms_are_refused_in_words(leaf, labels) -> None:
             message = f"{function.__name__}: {name}: expected a (finite )?number"
             with pytest.raises(ArgumentError, match=message):
                 function(*given, **named)
+    with pytest.raises(ArgumentError, match="options: expected None or"):
+        functional.linear_cross_entropy(x, leaf(16, 16), target, options=3)
+    smoothing = torch.tensor(0.25)  # PyTorch reads one of rank 0
+    expected = functional.cross_entropy(x, target, label_smoothing=0.25)
+    assert functional.cross_entropy(x, target, label_smoothing=smoothing) == expected
     with pytest.raises(ArgumentError, match="inplace: expected False with a bias or residual"):
         functional.dropout(x, inplace=True, bias=x[0])
 

@@ -162,8 +162,8 @@ class Call:
         return logits(rng, shape, self.t), log_prob
 
     def _make_special(self, rng: Generator, scores: Any) -> None:
-        """-inf beside the label, on all of a row, inf and NaN, in the first rows of a 2-D array."""
-        scores[0, 1] = -INF
+        """-inf in a row, on all of it, at its label (row 9), inf and NaN; scores are 2-D."""
+        scores[0, 1] = scores[9, 2] = -INF
         scores[1] = -INF
         scores[2, 3], scores[3, 4] = INF, NAN
         scores[4] = rng.choice([-1e4, 1e4], scores.shape[1]).astype(scores.dtype)
@@ -172,7 +172,7 @@ class Call:
         labels = labels_of(rng, self.rows, self.shape[1], self.label)
         if self.special:
             c, far = self.shape[1], FAR if self.label == INT64 else 2**31 - 1
-            labels[5:9] = (-1, c, c + 5, far)
+            labels[5:10] = (-1, c, c + 5, far, 2)
             if self.ignore is not None:
                 labels[1:4] = self.ignore
         elif self.ignore is not None and labels.size:
