@@ -472,8 +472,10 @@ def linear_cross_entropy(
     gradients are computed with the loss, for reduction='none' from scores that are computed again.
     If probabilities require gradients, which are as large, all scores are computed at once.
     lse_square_scale, softcap, return_z_loss, return_token_accuracy, return_predicted_tokens: as of
-    cross_entropy. dtype: of the loss, which is rounded once; None: the input's. `options` are
-    PyTorch's; kernels choose chunks themselves.
+    cross_entropy. dtype: of the loss, which is rounded once; None: the input's. options: of PyTorch
+    2.13's LinearCrossEntropyOptions, batch_chunk_size bounds the rows of a chunk, whose scores are
+    the memory that the loss needs; without it a chunk has 512 MiB. The other options are PyTorch's
+    own kernels'.
     """
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
     refuse_others("linear_cross_entropy", {"linear_bias": linear_bias, "weight": weight}, **tensors)
@@ -542,16 +544,16 @@ def linear_cross_entropy(
     linear_weight = linear_weight.flatten(0, -2)
     bias = None if bias is None else bias.flatten()
     ignored = -100 if ignore_index is None else ignore_index
-    z_loss = predicted = None
+    chunk_rows = 0 if options is None else options.batch_chunk_size or 0
     if reduction == "none":
-        others = (bias, ignored, dtype, weight, *terms)
+        others = (bias, ignored, dtype, weight, *terms, chunk_rows)
         if not any(wanted):
             return _linear_row_losses(rows, linear_weight, by_row, *others).reshape(shape)
         results = _measured_row_losses(rows, linear_weight, by_row, *others)
         loss, z_loss, predicted = [x.reshape(shape) for x in results]
     else:
         mask = tuple([x is not None and records(x) for x in (input, linear_weight, bias)])
-        others = (bias, ignored, reduction, dtype, mask, weight, *terms)
+        others = (bias, ignored, reduction, dtype, mask, weight, *terms, chunk_rows)
         if not any(wanted):
             return _linear_loss(rows, linear_weight, by_row, *others)[0]
         loss, *_, z_loss, predicted = _measured_linear_loss(rows, linear_weight, by_row, *others)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 
 import pytest
@@ -352,3 +353,27 @@ def test_an_index_to_ignore_that_is_none_is_refused(leaf, labels, reduction) -> 
         functional.linear_cross_entropy(
             leaf(5, 3), leaf(7, 3), labels(7, 5), ignore_index="sum", reduction=reduction
         )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_pytorchs_options_bound_the_rows_of_a_chunk(leaf, labels, monkeypatch, reduction) -> None:
+    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):  # before PyTorch 2.13
+        pytest.skip("this PyTorch has no options")
+    rows, hidden, weight, target = [], leaf(700, 24), leaf(256, 24), labels(256, 700)
+
+    def linear(hidden, *others):
+        rows.append(len(hidden))
+        return theirs.linear(hidden, *others)
+
+    def chunked(hidden, weight, **options):
+        named = {"options": torch.nn.LinearCrossEntropyOptions(**options)} if options else {}
+        return functional.linear_cross_entropy(hidden, weight, target, reduction=reduction, **named)
+
+    whole = with_gradients(chunked, (hidden, weight))
+    monkeypatch.setattr(linear_losses, "linear", linear)
+    bounded = functools.partial(chunked, batch_chunk_size=300)
+    assert_all_close(with_gradients(bounded, (hidden, weight)), whole)
+    passes = 1 + (reduction == "none")  # each row's scores are computed again
+    assert rows == [300, 300, 100] * passes
+    compiled = torch.compile(bounded, backend="aot_eager", fullgraph=True)
+    assert_all_close(with_gradients(compiled, (hidden, weight)), whole)

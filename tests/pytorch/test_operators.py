@@ -90,7 +90,10 @@ def forwards(leaf, labels):
             *(x, leaf(12, 6), spots[:, :2].repeat(2, 1), None, 2, "sum", None),
             *([True, True, False], classes, 0.0, *TERMS[1:]),
         ),
-        "linear_cross_entropy_rows": (x, leaf(9, 6), labels(9, 4), leaf(9), 2, None, None, *TERMS),
+        "linear_cross_entropy_rows": (
+            *(x, leaf(9, 6), labels(9, 4), leaf(9), 2, None, None),
+            *(*TERMS, 3),
+        ),
         "linear_cross_entropy": (x, leaf(9, 6), labels(9, 4), leaf(9), -100, *loss[1:], [True] * 3),
     }
 
@@ -125,7 +128,7 @@ def others(leaf, labels):
         "dense_cross_entropy_loss": (x, x.softmax(1), None, "none", None, *TERMS),
         "linear_cross_entropy_rows_backward": (
             *(row[:4], x, leaf(9, 6, gradients=False), labels(9, 4), None, -100, None),
-            *(*TERMS, (True, True, False)),
+            *(*TERMS, 3, (True, True, False)),
         ),
         "overwritten": (x,),
     }

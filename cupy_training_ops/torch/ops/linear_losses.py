@@ -36,10 +36,13 @@ _ROWS = 128  # a chunk has whole tiles of a matrix product
 MOST_APART = 128  # rows
 
 
-def chunks(n_rows: int, row_nbytes: int) -> Iterator[slice]:
-    """Yield slices of rows, nearly equal, of about CHUNK_NBYTES, and whole multiples of _ROWS."""
+def chunks(n_rows: int, row_nbytes: int, most_rows: int = 0) -> Iterator[slice]:
+    """Yield slices of rows, nearly equal, of about CHUNK_NBYTES, and whole multiples of _ROWS.
+
+    most_rows: of a slice, which then has as many, whatever their bytes; 0: no bound.
+    """
     n_chunks = max(1, ceil_div(n_rows * row_nbytes, CHUNK_NBYTES))
-    step = max(_ROWS, align_up(ceil_div(n_rows, n_chunks), _ROWS))
+    step = most_rows or max(_ROWS, align_up(ceil_div(n_rows, n_chunks), _ROWS))
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
 
 
@@ -150,17 +153,23 @@ def _linear_cross_entropy(
     dtype: torch.dtype | None,
     mask: Sequence[bool],
     class_weight: Tensor | None = None,
-    *terms: float,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float = 0.0,
+    chunk_rows: int = 0,
+    *,
     is_measured: bool = False,
 ) -> tuple[Tensor, ...]:
     """Return the loss and the gradients of hidden, weight and bias.
 
-    is_measured: followed by z-loss and predicted classes.
+    chunk_rows: of a chunk; 0: as many as have CHUNK_NBYTES. is_measured: followed by z-loss and
+    predicted classes.
     """
     if reduction not in ("mean", "sum"):
         refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
     wide = _wide(hidden)
     class_weight, largest = _bounded_classes(class_weight, target, wide)
+    terms = label_smoothing, lse_square_scale, softcap
     targets = _targets_of(
         hidden, target, class_weight, ignore_index, "sum", terms, is_measured=is_measured
     )
@@ -174,7 +183,7 @@ def _linear_cross_entropy(
             divisor = _count(targets.target, n_classes, class_weight, ignore_index).to(wide)
         else:
             divisor = scale * max(math.prod(targets.rows_shape), 1)
-    loss, *sums = _sum_chunks((hidden, weight, bias), targets, mask, divisor)
+    loss, *sums = _sum_chunks((hidden, weight, bias), targets, mask, divisor, chunk_rows)
     loss = (loss / divisor).to(dtype or hidden.dtype)
     if targets.measures is None:
         return loss, *sums
@@ -191,17 +200,23 @@ def _row_losses(
     ignore_index: int,
     dtype: torch.dtype | None,
     class_weight: Tensor | None,
-    *terms: float,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float = 0.0,
+    chunk_rows: int = 0,
+    *,
     is_measured: bool = False,
 ) -> Any:
     """Return each row's loss; scores are computed again for gradients."""
     wide = _wide(hidden)
     class_weight = _as(class_weight, wide)
+    terms = label_smoothing, lse_square_scale, softcap
     targets = _targets_of(
         hidden, target, class_weight, ignore_index, "none", terms, is_measured=is_measured
     )
     no_divisor = hidden.new_ones((), dtype=wide)
-    loss = _sum_chunks((hidden, weight, bias), targets, (False,) * 3, no_divisor)[0]
+    layer = hidden, weight, bias
+    loss = _sum_chunks(layer, targets, (False,) * 3, no_divisor, chunk_rows)[0]
     loss = loss.to(dtype or hidden.dtype)
     if targets.measures is None:
         return loss
@@ -221,6 +236,7 @@ def _row_gradients(
     label_smoothing: float,
     lse_square_scale: float,
     softcap: float,
+    chunk_rows: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
     """Return the gradients of hidden, weight and bias from those of the rows' losses."""
@@ -234,7 +250,7 @@ def _row_gradients(
     else:
         targets = targets._replace(row_weights=slopes / largest)
     divisor = 1 / (largest * largest_slope)
-    return _sum_chunks((hidden, weight, bias), targets, mask, divisor)[1:]
+    return _sum_chunks((hidden, weight, bias), targets, mask, divisor, chunk_rows)[1:]
 
 
 def _bounded_classes(
@@ -365,7 +381,11 @@ def _add(total: Tensor, rows: slice | Tensor, of_rows: Tensor) -> None:
 
 
 def _sum_chunks(
-    layer: tuple[Any, ...], targets: _Targets, mask: Sequence[bool], divisor: Any
+    layer: tuple[Any, ...],
+    targets: _Targets,
+    mask: Sequence[bool],
+    divisor: Any,
+    chunk_rows: int,
 ) -> tuple[Tensor, ...]:
     """Return the loss, a sum or one of each row, and gradients of the layer, divided.
 
@@ -377,7 +397,7 @@ def _sum_chunks(
     loss = hidden.new_zeros(targets.rows_shape if is_each else (), dtype=wide)
     if not isinstance(divisor, Tensor):
         divisor = hidden.new_full((), divisor, dtype=wide)
-    pieces = list(chunks(len(hidden), len(weight) * hidden.element_size()))
+    pieces = list(chunks(len(hidden), len(weight) * hidden.element_size(), chunk_rows))
     sums = _Sums(layer, mask, len(pieces), targets.headroom)
     scale = hidden.new_full((1,), sums.scale, dtype=torch.float32)
     apart, others = sums.apart, targets
@@ -493,12 +513,13 @@ def _rows_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     return of_hidden, of_weight, None, of_bias, *[None] * (len(needs) - 4)
 
 
+_TERMS = f"{TERMS}, int chunk_rows=0"
 _LAYER = "Tensor hidden, Tensor weight, Tensor target, Tensor? bias, int ignore_index"
 DOORS = register(
     (
         CustomOp(
             f"linear_cross_entropy({_LAYER}, str reduction, ScalarType? dtype, "
-            f"bool[3] output_mask, Tensor? class_weight=None, {TERMS}) "
+            f"bool[3] output_mask, Tensor? class_weight=None, {_TERMS}) "
             "-> (Tensor loss, Tensor, Tensor, Tensor)",
             _linear_cross_entropy,
             _save_linear,
@@ -507,7 +528,7 @@ DOORS = register(
         ),
         CustomOp(
             f"linear_cross_entropy_rows({_LAYER}, ScalarType? dtype, Tensor? class_weight, "
-            f"{TERMS}) -> Tensor",
+            f"{_TERMS}) -> Tensor",
             _row_losses,
             _save_rows,
             _rows_derivative,
@@ -515,7 +536,7 @@ DOORS = register(
         ),
         CustomOp(
             f"measured_linear_cross_entropy({_LAYER}, str reduction, ScalarType? dtype, "
-            f"bool[3] output_mask, Tensor? class_weight=None, {TERMS}) "
+            f"bool[3] output_mask, Tensor? class_weight=None, {_TERMS}) "
             "-> (Tensor loss, Tensor, Tensor, Tensor, Tensor z_loss, Tensor predicted)",
             functools.partial(_linear_cross_entropy, is_measured=True),
             _save_linear,
@@ -524,7 +545,7 @@ DOORS = register(
         ),
         CustomOp(
             f"measured_linear_cross_entropy_rows({_LAYER}, ScalarType? dtype, "
-            f"Tensor? class_weight, {TERMS}) "
+            f"Tensor? class_weight, {_TERMS}) "
             "-> (Tensor loss, Tensor z_loss, Tensor predicted)",
             functools.partial(_row_losses, is_measured=True),
             _save_rows,
@@ -534,8 +555,8 @@ DOORS = register(
         CustomOp(
             "linear_cross_entropy_rows_backward(Tensor grad, Tensor hidden, Tensor weight, "
             "Tensor target, Tensor? bias, int ignore_index, Tensor? class_weight, "
-            "float label_smoothing, float lse_square_scale, float softcap, bool[3] output_mask) "
-            "-> (Tensor, Tensor, Tensor)",
+            "float label_smoothing, float lse_square_scale, float softcap, int chunk_rows, "
+            "bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
             _row_gradients,
             fake=_fake_row_gradients,
         ),
