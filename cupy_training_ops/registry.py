@@ -31,7 +31,7 @@ Table = Mapping[str, Versions]  # of a family: class by name, or a class for eac
 _FAMILIES = (
     "activation adam attention batch_norm collective control conv cross_entropy dropout "
     "elementwise gather gist gist_guard gist_narrow gist_sparse gradient interop lamb layer_norm "
-    "optimizer padding pooling reduction resize softmax tensor"
+    "optimizer padding pooling reduction resize rotary softmax tensor"
 )
 FAMILIES: Mapping[str, Table] = {
     name: importlib.import_module(f"{__package__}.families.{name}.operators").OPS
