@@ -98,7 +98,8 @@ def convert(
     also: names of classes that are replaced only if they are named, as whether a model gains by it
     is not measured yet. "BasicBlock", "Bottleneck" and "ResNet" are torchvision's: batch norm,
     residual and relu become one pass, forward and backward. "Sequential": a batch norm and the relu
-    after it.
+    after it. "LlamaAttention" and the same layer of Mistral, Qwen2, Qwen3, Gemma, Gemma2, Gemma3
+    and Phi3: queries and keys are each rotated in one pass, forward and backward.
     """
     conversion, names = Conversion(), frozenset[str]().union(*[rule.names for rule in _RULES])
     is_module = isinstance(model, torch.nn.Module)
@@ -112,10 +113,9 @@ def convert(
     for name in skip:
         if name not in names and not str(name).endswith(language_models.RMS_NORM):
             refuse("convert", "skip", expected, shown(name))
-    if isinstance(also, str) or not set(also).issubset(image_models.NAMES):
-        names_of_also = f"names of {', '.join(image_models.NAMES)}"
-        refuse("convert", "also", names_of_also, shown(also))
-    rules = *_RULES, *(Rule(partial(image_models.replacement, name), {name}) for name in also)
+    if isinstance(also, str) or not set(also).issubset(_ALSO):
+        refuse("convert", "also", f"names of {', '.join(_ALSO)}", shown(also))
+    rules = *_RULES, *(Rule(partial(_ALSO[name], name), {name}) for name in also)
     for name, module in model.named_modules():
         if type(module).__name__ in skip:
             conversion.left_classes[type(module).__name__] = "named in skip"
@@ -159,6 +159,11 @@ def _of_pytorch(module: torch.nn.Module) -> Any:
     return f"{type(module).__name__} with {name}={got} (expected {expected})"
 
 
+# What finds the class for a module of a class that only `also` names, by that name.
+_ALSO = {
+    **dict.fromkeys(image_models.NAMES, image_models.replacement),
+    **dict.fromkeys(language_models.ALSO, language_models.attention_replacement),
+}
 # The first that is about a module's class decides.
 _RULES = (
     Rule(_of_pytorch, frozenset(cls.__name__ for cls in _REPLACEMENTS)),

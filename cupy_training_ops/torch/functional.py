@@ -84,6 +84,12 @@ def _their_embedding(weight: Tensor, input: Tensor, padding_idx: int) -> Tensor:
     return theirs.embedding(input, weight, None if padding_idx < 0 else padding_idx)
 
 
+def _their_rotary(input: Tensor, cos: Tensor, sin: Tensor, heads_last: bool = False) -> Tensor:
+    first, second = input.chunk(2, -1)
+    turned, dim = torch.cat((-second, first), -1), 2 if heads_last else 1
+    return input * cos.unsqueeze(dim) + turned * sin.unsqueeze(dim)
+
+
 # Looked up once.
 _layer_norm = door("layer_norm", theirs.layer_norm, is_first=True, find_unserved=_unserved_eps)
 _rms_norm = door("rms_norm", theirs.rms_norm, is_first=True, find_unserved=_unserved_eps)
@@ -94,6 +100,7 @@ _dropout, _embedding = DOORS["bitmask_dropout"], door("embedding", _their_embedd
 # Not PyTorch's, but of models that `convert` takes: silu(gate) value and gelu(gate) value, by tanh.
 swiglu = door("swiglu", lambda gate, value: theirs.silu(gate) * value)
 geglu = door("geglu", lambda gate, value: theirs.gelu(gate, approximate="tanh") * value)
+rotary = door("rotary", _their_rotary)  # of queries or keys: x cos + rotate_half(x) sin
 
 
 def layer_norm(

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Language models of the library transformers: head and loss as one, norms, gated layers, gelus.
 
+Attention layers, whose queries and keys are rotated in one pass, are swapped only if `also` of
+`convert` names them, as their gain in a model is not measured yet.
+
 A module's new class is a subclass of its own that has another forward pass. Where that pass does
 not apply, in exported programs and for compilers that fuse it, the module's own pass runs.
 """
@@ -12,13 +15,14 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import functional, nn
-from .to_pytorch import Unserved, call_pytorch
+from .to_pytorch import DERIVATIVE, Unserved, call_pytorch, differentiates
 
 RMS_NORM = "RMSNorm"  # the end of class names
 
@@ -48,6 +52,8 @@ def subclass_of(cls: Any) -> Any:
     name = cls.__name__
     if name.endswith(_HEADED):
         make = _headed_forward
+    elif name in ALSO:
+        make = _attention_forward
     elif name in _OFFSET_NORMS:
         make = _offset_norm_forward
     elif name == _GATED_T5:
@@ -151,6 +157,118 @@ def _gated_t5_forward(cls: Any) -> _Forward:
         return self.wo(hidden)
 
     return forward
+
+
+# ---- Attention whose queries and keys are rotated in one pass ------------------------------------
+
+ALSO = tuple(f"{name}Attention" for name in (*_GEMMAS, *_LLAMAS, "Phi3"))
+_ROTATE = "apply_rotary_pos_emb"  # a function of each model's module
+
+
+def attention_replacement(name: str, module: torch.nn.Module) -> Any:
+    """Return the class for a module of the class `name`, why it is left, or None for others."""
+    cls: Any = type(module)
+    if nn.is_replacing(cls):
+        return None
+    model = name.removesuffix("Attention").lower()
+    home = f"transformers.models.{model}.modeling_{model}"
+    if (home, name) not in [(base.__module__, base.__name__) for base in cls.__mro__]:
+        return None
+    if (cls.__module__, cls.__name__) != (home, name):
+        return f"a subclass of {name}, which may compute something else"
+    parameters: Any = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
+    if parameters.get("partial_rotary_factor", 1) != 1:
+        return "a part of each head is rotated (partial_rotary_factor)"
+    return _rotation_reason(cls.forward, home) or subclass_of(cls)
+
+
+def _rotation_reason(forward: Any, home: str) -> str:
+    """Return why the function that rotates cannot be another one in a forward pass, or ""."""
+    inner = forward
+    while hasattr(inner, "__wrapped__"):
+        cells = getattr(inner, "__closure__", None) or ()
+        if not any(_has(cell, inner.__wrapped__) for cell in cells):
+            return "its forward pass is decorated in a way that is not known"
+        inner = inner.__wrapped__
+    names = getattr(getattr(inner, "__code__", None), "co_names", ())
+    theirs = getattr(inner, "__globals__", {}).get(_ROTATE)
+    if _ROTATE not in names or not isinstance(theirs, FunctionType):
+        return f"its forward pass does not call {_ROTATE}"
+    if theirs.__module__ != home:
+        return f"{_ROTATE} is another library's, {theirs.__module__}"
+    if str(inspect.signature(theirs)) != "(q, k, cos, sin, unsqueeze_dim=1)":
+        return f"{_ROTATE} is of a transformers with other arguments"
+    return ""
+
+
+def _has(cell: CellType, function: Any) -> bool:
+    """Return True if a variable of a decorator is the function that it wraps."""
+    try:
+        return cell.cell_contents is function
+    except ValueError:  # without a value
+        return False
+
+
+def _rotating(forward: Any, rotate: Callable[..., Any]) -> Any:
+    """Copy a forward pass and its decorators, with `rotate` as the function that rotates."""
+    cells, names = forward.__closure__, forward.__globals__
+    if hasattr(forward, "__wrapped__"):
+        inner = forward.__wrapped__
+        copied = CellType(_rotating(inner, rotate))
+        cells = tuple(copied if _has(cell, inner) else cell for cell in cells)
+    else:
+        names = {**names, _ROTATE: rotate}
+    code, defaults = forward.__code__, forward.__defaults__
+    result = FunctionType(code, names, forward.__name__, defaults, cells)
+    result.__kwdefaults__ = forward.__kwdefaults__
+    return result
+
+
+def _attention_forward(cls: Any) -> _Forward:
+    names = inspect.unwrap(cls.forward).__globals__
+    theirs = names[_ROTATE]
+
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+        reason = _unrotated(q, k, cos, sin, unsqueeze_dim)
+        if reason is not None:
+            return call_pytorch(_ROTATE, reason, theirs, q, k, cos, sin, unsqueeze_dim)
+        return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+    rotating = _rotating(cls.forward, rotate)
+
+    @functools.wraps(cls.forward)
+    def forward(self: Any, *arguments: Any, **named: Any) -> Any:
+        hidden = arguments[0] if arguments else named.get("hidden_states")
+        is_theirs = nn.is_compiling() or nn.is_exported(hidden) or names.get(_ROTATE) is not theirs
+        return (cls.forward if is_theirs else rotating)(self, *arguments, **named)
+
+    return forward
+
+
+def _unrotated(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int
+) -> Unserved | None:
+    """Return the argument for which transformers' own function rotates."""
+    if unsqueeze_dim != 1:
+        return Unserved("unsqueeze_dim", "1", unsqueeze_dim)
+    if differentiates():
+        return DERIVATIVE
+    for name, each in (("cos", cos), ("sin", sin)):
+        if not q.dtype == k.dtype == each.dtype:
+            return Unserved(name, f"{q.dtype}, as queries", str(each.dtype))
+        if each.requires_grad and torch.is_grad_enabled():
+            return Unserved(name, "a constant", "a tensor that requires a gradient")
+        if not each.shape[-1:] == q.shape[-1:] == k.shape[-1:]:
+            return Unserved(name, f"{q.shape[-1]} angles, as of heads", f"{each.shape[-1]}")
+    return None
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate (batch, heads, rows, width), which is mostly a view with the heads of a row in
+    neighbouring places; so is the result then."""
+    if x.is_contiguous():
+        return functional.rotary(x, cos, sin, False)
+    return functional.rotary(x.transpose(1, 2), cos, sin, True).transpose(1, 2)
 
 
 # ---- Head and loss -------------------------------------------------------------------------------

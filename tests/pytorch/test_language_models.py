@@ -7,6 +7,7 @@ import copy
 import functools
 import io
 import pickle
+import types
 
 import pytest
 
@@ -15,7 +16,8 @@ pytest.importorskip("torch.utils.checkpoint")
 transformers = pytest.importorskip("transformers", reason="transformers is in no extra")
 
 import cupy_training_ops as cto  # noqa: E402
-from cupy_training_ops.torch import convert  # noqa: E402
+from cupy_training_ops import ArgumentError  # noqa: E402
+from cupy_training_ops.torch import convert, functional, language_models  # noqa: E402
 
 F = torch.nn.functional
 checkpoint = torch.utils.checkpoint.checkpoint
@@ -418,6 +420,256 @@ def test_models_whose_forward_pass_is_not_known_are_left_with_words() -> None:
     assert "Embedding" in conversion.swapped.values()
 
 
+# ---- attention that `also` names -----------------------------------------------------------------
+
+ALSO = language_models.ALSO
+ROTATED = [family for family in MODELS if f"{MODELS[family][0][:-11]}Attention" in ALSO]
+rotated = pytest.mark.parametrize("family", ROTATED)
+
+
+@pytest.fixture
+def rotations(monkeypatch):
+    """Notes of each rotation whether it takes heads last, and whether that has no gaps."""
+    noted, ours = [], functional.rotary
+
+    def noting(x, cos, sin, heads_last):
+        noted.append((heads_last, x.is_contiguous()))
+        return ours(x, cos, sin, heads_last)
+
+    monkeypatch.setattr(functional, "rotary", noting)
+    return noted
+
+
+def attention_of(family: str, dtype=torch.float64, **changes):
+    """A model's first attention layer, a converted copy, and arguments for one call."""
+    model = model_of(family, dtype, attn_implementation="eager", **changes)
+    layer = model.model.layers[0].self_attn
+    converted = copy.deepcopy(layer)
+    name = type(layer).__name__
+    norms = ("Gemma3RMSNorm", "Qwen3RMSNorm")
+    assert convert(converted, skip=norms, also=[name]).swapped == {"": name}
+    x = torch.randn(3, 5, 16, dtype=dtype, requires_grad=True)
+    angles = torch.rand(3, 5, 8, dtype=dtype)
+    given = {"position_embeddings": (angles.cos(), angles.sin()), "attention_mask": None}
+    return layer, converted, {"hidden_states": x, **given}
+
+
+@rotated
+def test_rotated_attention_is_that_of_the_model(labels, rotations, family) -> None:
+    """Scores and gradients; queries and keys of each layer, of most models as they lie."""
+    model = model_of(family, num_attention_heads=4, num_key_value_heads=2)
+    inputs = inputs_of(family, labels)
+    converted = copy.deepcopy(model)
+    conversion = convert(converted, skip=[type(model).__name__], also=ALSO)
+    name = f"{type(model).__name__[:-11]}Attention"
+    assert [*conversion.swapped.values()].count(name) == 2
+    cto.torch.fallbacks(reset=True)
+    found = converted(**inputs)
+    assert not any("rotary" in each for each in cto.torch.fallbacks())
+    last, has_gaps = family != "gemma3", family == "phi3"  # which norms heads that lie first
+    assert rotations == [(last, not has_gaps)] * 4
+    expected = model(**inputs)
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
+    wanted = gradients(model, expected.loss)
+    for name, gradient in gradients(converted, found.loss).items():
+        torch.testing.assert_close(gradient, wanted[name], atol=1e-5, rtol=1e-5, msg=name)
+    conversion.undo()
+    assert [type(m) for m in converted.modules()] == [type(m) for m in model.modules()]
+    converted(**inputs)
+    assert len(rotations) == 4
+
+
+@rotated
+def test_rotated_attention_lies_as_transformers(rotations, family) -> None:
+    """Strides, which later operations may ask for."""
+    layer, converted, given = attention_of(family)
+    seen = []
+
+    def interface(_, q, k, *__, **___):
+        seen.append((q, k))
+        return q.transpose(1, 2), None
+
+    with pytest.MonkeyPatch.context() as patch:
+        interfaces = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+        patch.setattr(type(interfaces), "get_interface", lambda *_: interface)
+        results = [each(**given)[0] for each in (layer, converted)]
+    assert len(rotations) == 2
+    torch.testing.assert_close(*results)
+    for plain, ours in zip(*seen, strict=True):
+        torch.testing.assert_close(ours, plain)
+        assert family == "phi3" or ours.stride() == plain.stride()  # which joins parts of heads
+
+
+def test_attention_is_left_unless_it_is_named(rotations, labels) -> None:
+    model = model_of("llama")
+    convert(model)
+    model(**inputs_of("llama", labels))
+    assert not rotations
+    assert set(convert(model, also={"LlamaAttention"}).swapped.values()) == {"LlamaAttention"}
+    assert convert(model, also={"LlamaAttention", "Qwen3Attention"}).swapped == {}
+    with pytest.raises(ArgumentError, match=r"convert: also: expected names of .*LlamaAttention"):
+        convert(model, also=["LlamaMLP"])
+
+
+class Derived(transformers.models.llama.modeling_llama.LlamaAttention):
+    pass
+
+
+def without_rotation(_, hidden_states):
+    return hidden_states
+
+
+def decorated(self, *arguments):
+    return decorated.__wrapped__(self, *arguments)
+
+
+def other_rotation(q, k, *_, position_ids=None):
+    return q, k, position_ids
+
+
+@pytest.mark.parametrize(
+    "way", ["subclass", "part", "no rotation", "decorator", "another library", "signature"]
+)
+def test_attention_of_another_form_is_left_with_words(monkeypatch, way) -> None:
+    home = transformers.models.llama.modeling_llama
+    cls = home.LlamaAttention
+    model = model_of("phi3" if way == "part" else "llama")
+    layer = model.model.layers[0].self_attn
+    if way == "subclass":
+        layer.__class__ = Derived
+    elif way == "part":
+        layer.config.rope_parameters["partial_rotary_factor"] = 0.5
+    elif way == "no rotation":
+        monkeypatch.setattr(cls, "forward", without_rotation)
+    elif way == "decorator":
+        decorated.__wrapped__ = cls.forward
+        monkeypatch.setattr(cls, "forward", decorated)
+    else:
+        other = other_rotation
+        if way == "signature":  # of a function of the model's own module
+            other = types.FunctionType(other.__code__, {"__name__": home.__name__})
+        monkeypatch.setattr(home, "apply_rotary_pos_emb", other)
+    messages = {
+        "subclass": "a subclass of LlamaAttention",
+        "part": "a part of each head is rotated",
+        "no rotation": "its forward pass does not call apply_rotary_pos_emb",
+        "decorator": "its forward pass is decorated",
+        "another library": "apply_rotary_pos_emb is another library's, ",
+        "signature": "apply_rotary_pos_emb is of a transformers with other arguments",
+    }
+    (reason,) = convert(layer, also=ALSO).left.values()
+    assert reason.startswith(messages[way])
+
+
+def test_a_function_that_another_library_sets_later_is_called(monkeypatch, rotations) -> None:
+    _, converted, given = attention_of("llama")
+    home, calls = transformers.models.llama.modeling_llama, []
+    monkeypatch.setattr(home, "apply_rotary_pos_emb", lambda q, k, *_: calls.append(1) or (q, k))
+    converted(**given)
+    assert calls == [1]
+    assert not rotations
+
+
+def test_rotated_attention_by_a_deprecated_name(rotations) -> None:
+    """Its decorators stay: a cache by the name that it had before is used, with a warning."""
+    layer, converted, given = attention_of("llama")
+    results = []
+    for each in (layer, converted):
+        cache = transformers.DynamicCache(config=layer.config)
+        for _ in range(2):
+            with pytest.warns(FutureWarning, match="past_key_values"):
+                results.append(each(**given, past_key_values=cache)[0])
+        assert cache.get_seq_length() == 10
+    assert len(rotations) == 4
+    torch.testing.assert_close(results[:2], results[2:])
+    by_place = converted(given["hidden_states"], given["position_embeddings"], None)[0]
+    torch.testing.assert_close(by_place, results[0])
+
+
+@pytest.mark.parametrize("way", ["angles", "float32", "torch.func"])
+def test_what_no_kernel_rotates_transformers_do(rotations, way) -> None:
+    """Gradients of angles, angles of another type, derivatives of torch.func: counted."""
+    layer, converted, given = attention_of("llama")
+    cos, sin = given["position_embeddings"]
+    leaves = [given["hidden_states"]]
+    if way == "float32":
+        given["position_embeddings"] = cos.float(), sin.float()
+    if way == "angles":
+        leaves += [cos.requires_grad_(), sin.requires_grad_()]
+
+    def derivative(module):
+        def of_sum(x):
+            return module(**{**given, "hidden_states": x})[0].square().sum()
+
+        if way == "torch.func":
+            return [torch.func.grad(of_sum)(leaves[0].detach())]
+        return torch.autograd.grad(of_sum(leaves[0]), leaves)
+
+    expected = derivative(layer)
+    cto.torch.fallbacks(reset=True)
+    torch.testing.assert_close(derivative(converted), expected)
+    argument = "derivative" if way == "torch.func" else "cos"
+    assert cto.torch.fallbacks() == {f"apply_rotary_pos_emb: {argument}": 1}
+    assert not rotations
+
+
+def test_rotated_attention_is_differentiated_twice(rotations) -> None:
+    layer, converted, given = attention_of("qwen2")
+    results = []
+    for each in (layer, converted):
+        x = given["hidden_states"]
+        (dx,) = torch.autograd.grad(each(**given)[0].square().sum(), x, create_graph=True)
+        results.append(torch.autograd.grad(dx.square().sum(), x))
+    assert len(rotations) == 2
+    torch.testing.assert_close(*results)
+
+
+def test_rotated_attention_under_autocast_and_in_16_bits(labels) -> None:
+    """Under autocast queries are of 16 bits and angles of 32, which transformers promote."""
+    for dtype in (torch.float32, torch.bfloat16):
+        model = model_of("llama", dtype)
+        converted = copy.deepcopy(model)
+        convert(converted, skip=["LlamaForCausalLM"], also=ALSO)
+        inputs = inputs_of("llama", labels)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+            found, expected = converted(**inputs), model(**inputs)
+        torch.testing.assert_close(found.loss, expected.loss, atol=0.1, rtol=0.05)
+        found.loss.backward()
+        assert all(p.grad.isfinite().all() for p in converted.parameters())
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_generation_with_rotated_attention_is_the_same(labels, rotations, family) -> None:
+    """With a cache, so that one row is rotated at a time."""
+    model = model_of(family, use_cache=True)
+    converted = copy.deepcopy(model)
+    convert(converted, also=ALSO)
+    words = labels(CLASSES, 2, 5)
+    given = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(words)}
+    found, expected = (each.eval().generate(words, **given) for each in (converted, model))
+    assert torch.equal(found, expected)
+    assert len(rotations) == 4 * (found.shape[1] - 5)
+
+
+def test_rotated_attention_is_copied_and_pickled(labels, rotations) -> None:
+    """With its hooks."""
+    model, calls = model_of("qwen3"), []
+    convert(model, also=ALSO)
+    keys = [*model.state_dict()]
+    inputs = inputs_of("qwen3", labels)
+    expected = model(**inputs).loss
+    model.model.layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
+    assert torch.equal(model(**inputs).loss, expected)
+    assert calls == [1]
+    model.model.layers[0].self_attn._forward_hooks.clear()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert [type(m) for m in other.modules()] == [type(m) for m in model.modules()]
+        assert [*other.state_dict()] == keys
+        rotations.clear()
+        assert torch.equal(other(**inputs).loss, expected)
+        assert len(rotations) == 4
+
+
 # ---- compiled and exported -----------------------------------------------------------------------
 
 
@@ -451,6 +703,23 @@ def test_a_converted_model_is_one_graph(labels, family) -> None:
         torch.testing.assert_close(gradient, wanted[name], atol=5e-5, rtol=5e-5, msg=name)
 
 
+@pytest.mark.parametrize(
+    "family",
+    ["llama", *[pytest.param(f, marks=pytest.mark.thorough) for f in ROTATED if f != "llama"]],
+)
+def test_rotated_attention_is_one_graph_of_transformers_own(labels, rotations, family) -> None:
+    """A compiler fuses its function with what is around it."""
+    model, inputs = model_of(family, torch.float32), inputs_of(family, labels)
+    convert(model, also=ALSO)
+    names: list[str] = []
+    torch._dynamo.reset()
+    found = torch.compile(model, fullgraph=True, backend=noting(names))(**inputs)
+    assert not rotations
+    assert not any("rotary" in name for name in names)
+    torch.testing.assert_close(found.loss, model(**inputs).loss, atol=2e-5, rtol=2e-5)
+    assert len(rotations) == 4
+
+
 def test_one_converted_model_is_one_graph(labels) -> None:
     test_a_converted_model_is_one_graph(labels, "gemma2")
 
@@ -473,6 +742,7 @@ class Alone(torch.nn.Module):
 def test_an_exported_model_is_transformers(labels, family) -> None:
     """In training too: with scores, and no operator of this package."""
     converted, model = pair_of(family)
+    convert(converted, also=ALSO)
     words = labels(CLASSES, 3, 9)
     programs = [
         torch.export.export(Alone(m), (words, words), strict=False) for m in (converted, model)

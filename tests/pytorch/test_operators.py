@@ -26,6 +26,7 @@ def forwards(leaf, labels):
     x, row, other = leaf(4, 6), leaf(6), leaf(4, 6)
     target, classes = labels(6, 4), leaf(6, gradients=False).abs()
     image, spots = leaf(2, 6, 3), labels(6, 2, 3)
+    angles = leaf(1, 4, 6, gradients=False), leaf(1, 4, 6, gradients=False)
     ignoring = torch.where(torch.arange(4) == 1, -100, target)
     loss = (None, "mean", None)
     shares, image_shares = (
@@ -49,6 +50,9 @@ def forwards(leaf, labels):
         "quick_gelu": (x, 1.0),
         "swiglu": (x, other),
         "geglu": (x, other),
+        "rotary": (leaf(2, 3, 4, 6), *angles),
+        "rotary heads last": (leaf(3, 4, 2, 6), *angles[:1] * 2, True),
+        "rotary_backward": (leaf(2, 4, 1, 6), *angles[1:] * 2, True),
         "relu": (x,),
         "softmax": (x, -1),
         "softmax first": (image, 0),
@@ -150,6 +154,7 @@ def names(cases) -> list[str]:
 
 
 FORWARDS, OTHERS = names(forwards), names(others)
+LINEAR = [case for case in FORWARDS if case.startswith("rotary")]
 
 
 def overload(case: str):
@@ -186,7 +191,7 @@ def test_derivatives_are_those_of_differences(leaf, labels, case, way) -> None:
     assert torch.autograd.gradcheck(of_leaves, [arguments[place] for place in places])
 
 
-@pytest.mark.parametrize("case", FORWARDS)
+@pytest.mark.parametrize("case", [case for case in FORWARDS if case not in LINEAR])
 def test_a_second_derivative_is_refused_in_words(leaf, labels, case) -> None:
     arguments = forwards(leaf, labels)[case]
     results = door(case)(*arguments)
@@ -198,6 +203,49 @@ def test_a_second_derivative_is_refused_in_words(leaf, labels, case) -> None:
 
     with pytest.raises(ArgumentError, match=r"cto::.*(create_graph|derivative)"):
         differentiate_twice()
+
+
+@pytest.mark.parametrize("way", ["door", "dispatcher"])
+@pytest.mark.parametrize("case", LINEAR)
+def test_rotations_are_differentiated_twice(leaf, labels, case, way) -> None:
+    x, *rest = forwards(leaf, labels)[case]
+    function = door(case) if way == "door" else overload(case)
+    assert torch.autograd.gradgradcheck(lambda x: function(x, *rest), [x])
+
+
+@pytest.mark.parametrize("name", ["cos", "sin"])
+def test_gradients_of_angles_are_refused_in_words(leaf, name) -> None:
+    x, cos, sin = leaf(1, 2, 3, 4), leaf(1, 3, 4), leaf(1, 3, 4, gradients=False)
+    arguments = (x, cos, sin) if name == "cos" else (x, sin, cos)
+    with pytest.raises(ArgumentError, match=f"cto::rotary: {name}: expected .* no gradient"):
+        door("rotary")(*arguments).sum().backward()
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+@pytest.mark.parametrize("heads_last", [False, True])
+def test_a_gradient_is_rotated_in_the_layout_it_has(
+    leaf, monkeypatch, heads_last, is_swapped
+) -> None:
+    """Without a copy: what comes in has no gaps."""
+    backward, noted = door("rotary_backward"), []
+
+    def noting(dy, *others):
+        noted.append((dy.is_contiguous(), others[-1]))
+        return every(dy, *others)
+
+    every = backward.every
+    monkeypatch.setattr(backward, "every", noting)
+    shape = (2, 3, 4, 6)
+    angles = [leaf(1, shape[1 if heads_last else 2], 6, gradients=False) for _ in range(2)]
+    x = leaf(*shape)
+    y = door("rotary")(x, *angles, heads_last)
+    dy = leaf(*shape, gradients=False)
+    if is_swapped:
+        dy = dy.transpose(1, 2).contiguous().transpose(1, 2)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    assert noted == [(True, heads_last is not is_swapped)]
+    assert dx.stride() == dy.stride()
+    torch.testing.assert_close(dx, every(dy.contiguous(), *angles, heads_last), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("case", FORWARDS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Elementwise operators: gelus with a bias, gates, relu that saves a bit, dropouts, codecs.
+"""Elementwise operators: gelus with a bias, gates, rotations, relu's bits, dropouts, codecs.
 
 A dropout's mask depends only on `state`, (seed, offset), which the dispatcher passes as a tensor;
 on a GPU the kernel reads it there.
@@ -41,6 +41,7 @@ from ...families.dropout.operators import (
     DropoutGrad,
 )
 from ...families.gist.operators import ReluGradFromBits, ReluWithBits
+from ...families.rotary.operators import RotaryHalves, RotaryHalvesGrad
 from .autograd import CustomOp
 from .dispatch import register
 from .launching import NUMPY_DTYPES, Run, infer, instance
@@ -130,6 +131,35 @@ def _gated(name: str, forward: type[Op], gradient: type[Op]) -> tuple[CustomOp, 
         CustomOp(f"{name}(Tensor gate, Tensor value) -> Tensor", body, save, derivative),
         CustomOp(schema, backward),
     )
+
+
+def _rotary(name: str, op: type[Op], argument: str, derivative_name: str) -> CustomOp:
+    """A rotation of rows; its derivative is the other one, as both are linear."""
+
+    def body(run: Run, x: Tensor, cos: Tensor, sin: Tensor, heads_last: bool) -> Tensor:
+        return run(instance(op, heads_last=heads_last), x, cos, sin)
+
+    def save(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
+        _, cos, sin, ctx.heads_last = arguments
+        ctx.save_for_backward(cos, sin)
+
+    def derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        for place, each in ((1, "cos"), (2, "sin")):
+            if ctx.needs_input_grad[place]:
+                expected = "a tensor that requires no gradient"
+                refuse(f"cto::{name}", each, expected, "one that does")
+        # In the layout in which it has no gaps, as it would be copied in the other one.
+        swapped = dy.transpose(1, 2)
+        turn, heads_last = DOORS[derivative_name].every, ctx.heads_last
+        if dy.is_contiguous() or not swapped.is_contiguous():
+            dx = turn(dy, *ctx.saved_tensors, heads_last)
+        else:
+            dx = turn(swapped, *ctx.saved_tensors, not heads_last).transpose(1, 2)
+        return dx, None, None, None
+
+    tensors = f"Tensor {argument}, Tensor cos, Tensor sin"
+    schema = f"{name}({tensors}, bool heads_last=False) -> Tensor"
+    return CustomOp(schema, body, save, derivative)
 
 
 def _relu(run: Run, x: Tensor) -> Any:
@@ -256,6 +286,8 @@ DOORS = register(
         ),
         *_gated("swiglu", SwiGlu, SwiGluGrad),
         *_gated("geglu", FastGeGlu, FastGeGluGrad),
+        _rotary("rotary", RotaryHalves, "input", "rotary_backward"),
+        _rotary("rotary_backward", RotaryHalvesGrad, "grad", "rotary"),
         CustomOp(
             "relu(Tensor input) -> (Tensor output, Tensor bits)",
             _relu,

@@ -109,7 +109,7 @@ def test_other_shapes_are_refused(anywhere, shapes, message) -> None:
     given = [anywhere.place(np.zeros(shape, np.float32)) for shape in shapes]
     with pytest.raises(ArgumentError, match=f"RotaryHalves: {message}"):
         rotary_halves(*given)
-    with pytest.raises(ArgumentError, match="RotaryHalvesGrad: (dY|cos|sin): expected"):
+    with pytest.raises(ArgumentError, match=r"RotaryHalvesGrad: (dY|cos|sin): expected"):
         rotary_halves_grad(*given)
 
 
