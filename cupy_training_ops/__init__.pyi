@@ -202,6 +202,8 @@ __all__ = [
     "relu_grad_from_bits",
     "relu_with_bits",
     "resize_grad",
+    "rotary_halves",
+    "rotary_halves_grad",
     "sgd_momentum_list",
     "sgd_optimizer",
     "sgd_optimizer_list",
@@ -348,6 +350,8 @@ __all__ = [
     "ReluGradFromBits",
     "ReluWithBits",
     "ResizeGrad",
+    "RotaryHalves",
+    "RotaryHalvesGrad",
     "SGDMomentumList",
     "SGDOptimizer",
     "SGDOptimizerList",
@@ -693,6 +697,10 @@ def get_op(name: Literal["ReluGradFromBits"], version: int | None = None, domain
 def get_op(name: Literal["ReluWithBits"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[ReluWithBits]: ...
 @overload
 def get_op(name: Literal["ResizeGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[ResizeGrad]: ...
+@overload
+def get_op(name: Literal["RotaryHalves"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[RotaryHalves]: ...
+@overload
+def get_op(name: Literal["RotaryHalvesGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[RotaryHalvesGrad]: ...
 @overload
 def get_op(name: Literal["SGDMomentumList"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[SGDMomentumList]: ...
 @overload
@@ -5102,6 +5110,55 @@ def resize_grad(
     keep_aspect_ratio_policy: Literal["stretch"] = "stretch", cubic_coeff_a: _Real = -0.75,
     exclude_outside: _Boolean = False, extrapolation_value: _Real = 0.0,
     nearest_mode: Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] = "round_prefer_floor",
+    out: _Other | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def rotary_halves(
+    X: _NumPy, cos: _NumPy, sin: _NumPy, *, heads_last: _Boolean = False,
+    out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Rotary embedding: Y1 = X1 cos1 - X2 sin1, Y2 = X2 cos2 + X1 sin2, of halves of rows. Returns Y."""
+@overload
+def rotary_halves(
+    X: Tensor[_T], cos: Tensor[_T], sin: Tensor[_T], *, heads_last: _Boolean = False,
+    out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def rotary_halves(
+    X: CupyArray, cos: CupyArray, sin: CupyArray, *, heads_last: _Boolean = False,
+    out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def rotary_halves(
+    X: _Other, cos: _Other, sin: _Other, *, heads_last: _Boolean = False, out: _Other | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def rotary_halves_grad(
+    dY: _NumPy, cos: _NumPy, sin: _NumPy, *, heads_last: _Boolean = False,
+    out: NDArray[Any] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+    workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gradient of RotaryHalves: dX1 = dY1 cos1 + dY2 sin2, dX2 = dY2 cos2 - dY1 sin1. Returns dX."""
+@overload
+def rotary_halves_grad(
+    dY: Tensor[_T], cos: Tensor[_T], sin: Tensor[_T], *, heads_last: _Boolean = False,
+    out: Tensor[_T] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def rotary_halves_grad(
+    dY: CupyArray, cos: CupyArray, sin: CupyArray, *, heads_last: _Boolean = False,
+    out: CupyArray | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def rotary_halves_grad(
+    dY: _Other, cos: _Other, sin: _Other, *, heads_last: _Boolean = False,
     out: _Other | None = None, outputs: Sequence[Literal["dX"]] | None = None,
     workspace: _Memory | None = None,
 ) -> Any: ...
@@ -11894,6 +11951,73 @@ class ResizeGrad(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, dY: _Array, X: _Array, roi: _Reals | None = None, scales: _Reals | None = None, *,
+        outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class RotaryHalves(Op):
+    """Rotary embedding: Y1 = X1 cos1 - X2 sin1, Y2 = X2 cos2 + X1 sin2, of halves of rows. Returns Y."""
+    heads_last: Final[bool]
+    def __init__(self, *, heads_last: _Boolean = False) -> None: ...
+    @overload
+    def __call__(
+        self, X: _NumPy, cos: _NumPy, sin: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], cos: Tensor[_T], sin: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, cos: CupyArray, sin: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, cos: _Other, sin: _Other, *, out: _Other | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, cos: _Array | EllipsisType, sin: _Array | EllipsisType, *,
+        out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, cos: _Array, sin: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class RotaryHalvesGrad(Op):
+    """Gradient of RotaryHalves: dX1 = dY1 cos1 + dY2 sin2, dX2 = dY2 cos2 - dY1 sin1. Returns dX."""
+    heads_last: Final[bool]
+    def __init__(self, *, heads_last: _Boolean = False) -> None: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, cos: _NumPy, sin: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], cos: Tensor[_T], sin: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, cos: CupyArray, sin: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, cos: _Other, sin: _Other, *, out: _Other | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, cos: _Array | EllipsisType, sin: _Array | EllipsisType, *,
+        out: _Memory | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, cos: _Array, sin: _Array, *,
         outputs: Sequence[Literal["dX"]] | None = None,
     ) -> int: ...
 

@@ -16,7 +16,7 @@ from cupy_training_ops.registry import get_op
 MODULES = (
     "activation", "attention", "batch_norm", "conv", "cross_entropy", "dropout", "elementwise",
     "gather", "gist", "gradient", "layer_norm", "optimizer", "padding", "pooling", "reduction",
-    "resize", "softmax", "tensor",
+    "resize", "rotary", "softmax", "tensor",
 )  # fmt: skip
 SHORT: Mapping[Dtype, str] = {
     FLOAT32: "f4", FLOAT16: "f2", FLOAT64: "f8", BFLOAT16: "bf2", BOOL: "bool",
