@@ -85,8 +85,8 @@ def _their_embedding(weight: Tensor, input: Tensor, padding_idx: int) -> Tensor:
 
 
 def _their_rotary(input: Tensor, cos: Tensor, sin: Tensor, heads_last: bool = False) -> Tensor:
-    first, second = input.chunk(2, -1)
-    turned, dim = torch.cat((-second, first), -1), 2 if heads_last else 1
+    half, dim = input.shape[-1] // 2, 2 if heads_last else 1
+    turned = torch.cat((-input[..., half:], input[..., :half]), -1)
     return input * cos.unsqueeze(dim) + turned * sin.unsqueeze(dim)
 
 

@@ -613,6 +613,25 @@ def test_what_no_kernel_rotates_transformers_do(rotations, way) -> None:
     assert not rotations
 
 
+def test_angles_of_a_part_of_each_head_are_transformers(rotations) -> None:
+    """Where the configuration did not say so when the layer was converted."""
+    layer, converted, given = attention_of("phi3")
+    given["position_embeddings"] = [each[..., :4] for each in given["position_embeddings"]]
+    cto.torch.fallbacks(reset=True)
+    torch.testing.assert_close(converted(**given)[0], layer(**given)[0])
+    assert cto.torch.fallbacks() == {"apply_rotary_pos_emb: cos": 1}
+    assert not rotations
+
+
+def test_rows_of_odd_width_are_rotated_as_by_transformers() -> None:
+    home = transformers.models.llama.modeling_llama
+    x, cos, sin = torch.randn(2, 3, 4, 5), torch.randn(1, 4, 5), torch.randn(1, 4, 5)
+    expected, _ = home.apply_rotary_pos_emb(x, x, cos, sin)
+    torch.testing.assert_close(functional.rotary(x, cos, sin, False), expected)
+    last = functional.rotary(x.transpose(1, 2).contiguous(), cos, sin, True)
+    torch.testing.assert_close(last.transpose(1, 2), expected)
+
+
 def test_rotated_attention_is_differentiated_twice(rotations) -> None:
     layer, converted, given = attention_of("qwen2")
     results = []
