@@ -100,7 +100,8 @@ def _their_measured(
     dtype: torch.dtype | None,
     *terms: float,
 ) -> tuple[Tensor, ...]:
-    """Compute the loss by PyTorch's functions, and what is measured beside it."""
+    """Return (loss, loss, z-loss, predicted classes) by PyTorch's functions, the second in place of
+    the gradient that the operator returns."""
     smoothing, square, cap = terms
     with torch.no_grad():
         scores = input.detach()
@@ -147,7 +148,7 @@ _measured_row_losses = DOORS["measured_linear_cross_entropy_rows"].every
 
 
 class CrossEntropyOutput(NamedTuple):
-    """A loss, and what is computed in the same pass if it is asked for; without gradients."""
+    """A loss, and measures of the same pass, without gradients; None if they are not asked for."""
 
     loss: Tensor
     z_loss: Tensor | None = None
@@ -287,7 +288,7 @@ def _output(
     reduction: str,
     wanted: tuple[bool, bool, bool],
 ) -> CrossEntropyOutput:
-    """Return the loss with what is wanted of z-loss, accuracy and predictions."""
+    """Return the loss with those of (z-loss, accuracy, predictions) that `wanted` is True for."""
     accuracy, predicted = None, predicted.reshape(target.shape)
     if wanted[1]:
         counts = target != ignore_index
@@ -308,7 +309,7 @@ def _against_probabilities(
     reduction: str,
     terms: tuple[float, ...],
 ) -> Tensor:
-    """Compute a loss against probabilities, by PyTorch what no kernel takes."""
+    """Return the loss against probabilities; PyTorch computes it for arguments no kernel takes."""
     reason = _unserved_probabilities(input, target, weight, ignore_index)
     if reason is not None:
         arguments = (input, target, weight, ignore_index, reduction, None, *terms)
@@ -330,7 +331,7 @@ def _against_probabilities(
 def _unserved_probabilities(
     input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> Unserved | None:
-    """Return the argument of a loss against probabilities that kernels refuse."""
+    """Return an argument of a loss against probabilities that kernels refuse, or None."""
     if target.dtype not in FLOATS or target.shape != input.shape or not input.numel():
         shape = tuple(input.shape)
         expected = f"classes in int64 or int32, or probabilities of shape {shape}, not empty"
@@ -374,7 +375,10 @@ def _autocast_dtype(scores: Tensor) -> torch.dtype | None:
 
 
 def _in_place(input: Tensor, *others: Any) -> Tensor:
-    """Compute the loss, and overwrite the scores by their gradient."""
+    """Return the loss, and overwrite the scores by their gradient.
+
+    others: arguments of the operator cross_entropy after the scores, with or without `terms`.
+    """
     if not torch.compiler.is_compiling() and differentiates():
         return (_loss_and_gradient if len(others) == 5 else _regularized)(input, *others)
     if torch._C._are_functorch_transforms_active():
@@ -587,7 +591,7 @@ def _unserved_linear(
     reduction: str,
     ignore_index: int | None,
 ) -> Unserved | None:
-    """Return the argument of a linear layer's loss that kernels refuse."""
+    """Return an argument of a linear layer's loss that kernels refuse, or None."""
     others = {"linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
     for name, tensor in (*others.items(), ("weight", weight)):
         if tensor is not None and tensor.device != input.device:

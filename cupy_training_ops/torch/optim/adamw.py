@@ -127,7 +127,9 @@ class SGD(Optimizer):
 
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
-KINDS: dict[tuple[str, bool], type[Op]] = {  # by (moments, the step computes the norm)
+# The operator of Adam's step, by its moments ("numbers" in float32, these with AMSGrad's "largest",
+# or "codes"), and by whether it computes the gradients' norm.
+KINDS: dict[tuple[str, bool], type[Op]] = {
     ("numbers", False): AdamWUpdateWithRates,
     ("numbers", True): AdamWStepWithRates,
     ("largest", False): AMSGradUpdateWithRates,
@@ -275,7 +277,8 @@ class Adam(Optimizer):
                 self._encode(parameter, own)
 
     def _encode(self, parameter: Tensor, own: State) -> None:
-        """Set a parameter's moments from numbers, in codes where they are to be."""
+        """Update a parameter's state by `own`, whose moments are float32, or become codes if this
+        optimizer encodes moments of this size."""
         if self.bits is not None and parameter.numel() >= states.MIN_CODED:
             own = own | codes.encode(own, parameter, self.bits)
         self.state[parameter] |= own
@@ -340,7 +343,7 @@ def _is_plain(parameter: Tensor) -> bool:
 
 
 def _decode(optimizer: str, state_dict: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
-    """Return a state_dict with the moments' codes decoded."""
+    """Return a state_dict with the moments' codes decoded; optimizer: its name, for errors."""
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     state = dict(state_dict["state"])
     for key, parameter in zip(keys, parameters, strict=False):  # PyTorch refuses other numbers
