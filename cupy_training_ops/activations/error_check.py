@@ -19,7 +19,7 @@ PRODUCT = "product"  # multiplies it by another activation
 SMOOTH = "smooth"  # applies a smooth function elementwise
 
 # Measures; each is also the reason why codes fail.
-TILES = "tiles"  # the four numbers of GistGuardedMsfp15Encoder
+TILES = "tiles"  # GistGuardedMsfp15Encoder's guard: squared error, deviations, worst group
 RANGE = "range"  # of float16: largest magnitude; for products also variance and squared means
 INDEX = "index"  # whether a number is outside of 0 to 15
 MEASURES = {"msfp15_signed": TILES, "pack16": RANGE, "index4": INDEX}
@@ -40,9 +40,10 @@ class ErrorCheck(NamedTuple):
     grouping: Grouping | None = None  # of values with a common mean, for the encoder
 
     def within(self, numbers: Any) -> tuple[Any, Any, Any]:
-        """Return whether numbers are within the limits of (any need, features, normalised groups).
+        """Return bools: numbers are within the limits (of any need, of values before a norm of
+        features, of groups that are normalised).
 
-        Bools, also on a device; NaN is beyond every limit.
+        They are on the device of the numbers; NaN is beyond every limit.
         """
         if self.measure == TILES:
             error, tiles, groups, worst = numbers
@@ -77,7 +78,9 @@ class ErrorCheck(NamedTuple):
 
 
 def measure_range(x: Any, numbers: Any, need: str) -> Any:
-    """Measure RANGE of an array into three numbers; variance and means only for products."""
+    """Write x's largest magnitude, and for products its sums of (x - mean)^2 and mean^2, to three
+    numbers, float64, and return these. Means are over all dimensions but those of features.
+    """
     numbers[:] = 0
     numbers[0], numbers[1] = x.max(), -x.min()
     numbers[0] = numbers[:2].max()

@@ -38,7 +38,7 @@ class GradientBuckets:
         self._came: list[Any] = []  # parameters whose gradients are ready but not handed on
         self._is_paused = False
         self._hooks: list[Any] = []
-        self._lasts = self._buckets.lasts()
+        self._lasts = self._buckets.lasts()  # indices of the parameters that come last in buckets
         self._register(self._lasts)
 
     def wait(self) -> list[Any]:
@@ -72,9 +72,9 @@ class GradientBuckets:
     def _register(self, eager: Collection[int]) -> None:
         """Hook the parameters.
 
-        The hook of an `eager` parameter, usually the last of its bucket, passes all gradients that
-        have come to the buckets. Hooks of others only append to a list, in C, as Python would hold
-        up the backward pass.
+        eager: indices of parameters, usually the last of each bucket, whose hooks pass all
+        gradients that have come to the buckets. Hooks of others only append to a list, in C, as
+        Python would hold up the backward pass.
         """
         self.close()
         self._is_steady = True
@@ -87,7 +87,10 @@ class GradientBuckets:
         self._is_watched = len(eager) < len(self._parameters)
 
     def _hook(self, place: int, parameter: Any) -> None:
-        """Pass all gradients that have come, with that of this parameter, to the buckets."""
+        """Pass all gradients that have come, with that of this parameter, to the buckets.
+
+        place: its index.
+        """
         if not self._is_paused:
             self._came.append(parameter)
             self._hand_on()
