@@ -33,7 +33,11 @@ MEANS = 4.0**2  # limit of the squared means of features, relative to their vari
 
 
 class ErrorCheck(NamedTuple):
-    """A measure of codes, and the need of their consumer."""
+    """A measure of codes, and the need of their consumer.
+
+    `numbers`, which methods take, are what was measured: four for TILES, one or three for RANGE,
+    one for INDEX.
+    """
 
     measure: str  # "": nothing is measured
     need: str
@@ -61,7 +65,7 @@ class ErrorCheck(NamedTuple):
         return in_range, True, True
 
     def passes(self, numbers: Any) -> Any:
-        """Return True if codes are good enough; a bool on the device of the numbers."""
+        """Return True if codes suffice for the need; a bool on the device of the numbers."""
         codes, features, groups = self.within(numbers)
         if self.need == NORMALISED:
             return codes & groups

@@ -157,7 +157,7 @@ class ActivationStash(Summary):
         self._begin()
 
     def _facts(self) -> dict[str, object]:
-        """Bytes as far as they are known: of the current `with`, or of the last."""
+        """Return what `repr` shows: bytes, as far as they are known, of this `with` or the last."""
         rows = self._rows.values()
         return {
             "policy": self._policy_argument,
@@ -301,8 +301,9 @@ class ActivationStash(Summary):
         return as_tensor(array) if entry.is_tensor and out is None else array
 
     def report(self) -> dict[str, Any]:
-        """Bytes of the current `with`, or of the last: `names` has codec, need, before and after
-        of each array, `before` and `after` are their sums, `peak` is their maximum at a time."""
+        """Return bytes of the current `with`, or of the last: `names` has codec, need, before and
+        after of each array, `before` and `after` are their sums, `peak` is their maximum at a time.
+        """
         self._lengths.trim_all()
         self._pending.finish_all()
         rows = {name: dict(row) for name, row in self._rows.items()}

@@ -93,7 +93,7 @@ class ThreadStatements(threading.local):
 
 
 class CompressedActivations(Summary):
-    """A context in which autograd saves codes; see `compressed_activations`."""
+    """A context in which autograd saves codes; see `compressed_activations` for its arguments."""
 
     def __init__(self, policy: object, check: bool = False) -> None:
         self._argument, self._policy, self._check = policy, policy_of(policy), check
@@ -117,11 +117,12 @@ class CompressedActivations(Summary):
         return type(self), (self._argument, self._check)
 
     def _facts(self) -> dict[str, object]:
-        """Bytes of codes now, and their maximum since it was made."""
+        """Return what `repr` shows: bytes of codes now, and their maximum since it was made."""
         held = {"held": self._statistics.held, "peak": self._statistics.peak}
         return {"policy": self._argument, "check": self._check, **held}
 
     def __enter__(self) -> CompressedActivations:
+        """Push this thread's mode, and the hooks; undo both if that is interrupted."""
         if is_compiled():
             raise ProviderError(
                 f"{NAME}: expected to be entered outside of what torch.compile compiles"
@@ -154,7 +155,8 @@ class CompressedActivations(Summary):
             self._warn_of_little()
 
     def _leave(self, statement: Statement) -> None:
-        """Undo a statement, also a half-done one; may be called twice."""
+        """End a `with` statement and its step, also if `__enter__` was interrupted in it; may be
+        called twice for the same."""
         take_off_hooks(statement.pack)
         mode = self._thread.mode
         if n_modes(mode) > statement.n_modes:

@@ -58,6 +58,7 @@ def _theirs(
     eps: float,
     training: bool = True,
 ) -> Tensor:
+    """Compute batch_norm_relu by PyTorch's functions; arguments: the operator's, and `training`."""
     y = theirs.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     return theirs.relu(y if residual is None else y + residual)
 

@@ -128,6 +128,7 @@ def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) ->
     is_shared = nbytes <= REUSED_NBYTES and call.ready.is_one_launch
 
     def move(addresses: tuple[int, ...], stream: Stream) -> None:
+        """Queue the launches with scratch memory: of the stream, or for this call only."""
         # A captured graph has its own scratch memory, as it may run beside other calls.
         if not is_shared or torch.cuda.is_current_stream_capturing():
             scratch = torch.empty(nbytes, dtype=torch.uint8, device=device)

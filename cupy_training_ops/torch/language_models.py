@@ -91,6 +91,8 @@ _GATES = {
 
 
 def _norm_forward(cls: Any) -> _Forward:
+    """Return the pass of an RMS norm; its result has the dtype of the weight."""
+
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
         if nn.is_exported(hidden_states):
@@ -116,6 +118,7 @@ def _offset_norm_forward(cls: Any) -> _Forward:
 
 
 def _gelu_forward(cls: Any) -> _Forward:
+    """Return the pass of a GELU, of the form that _GELUS says."""
     approximate: Any = _GELUS[cls.__name__]
 
     def forward(self: Any, input: Tensor) -> Tensor:
@@ -151,6 +154,8 @@ def _gated_forward(cls: Any) -> _Forward:
 
 
 def _gated_t5_forward(cls: Any) -> _Forward:
+    """Return the pass of wo(dropout(activation(wi_0(x)) * wi_1(x)))."""
+
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         gate = _gate_of(self.act)
         if gate is None or nn.is_compiling() or nn.is_exported(hidden_states):
@@ -291,6 +296,10 @@ def _headed_forward(cls: Any) -> _Forward:
 
     @functools.wraps(cls.forward)
     def forward(self: Any, *arguments: Any, skip_logits: bool | None = None, **named: Any) -> Any:
+        """Compute the loss without logits, or call the model's own pass, which returns both.
+
+        skip_logits: choose the first; None: in training.
+        """
         named.update(zip(names, arguments, strict=False))
         labels = named.pop("labels", None)
         skips = self.training if skip_logits is None else skip_logits

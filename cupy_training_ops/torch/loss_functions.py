@@ -675,6 +675,7 @@ def _their_measured_linear_loss(
     terms: tuple[float, ...],
     wanted: tuple[bool, bool, bool],
 ) -> CrossEntropyOutput:
+    """Compute a linear layer's loss and measures by PyTorch's functions; wanted: as of _output."""
     ignored = -100 if ignore_index is None else ignore_index
     rows, by_row, shape = _in_rows(input, linear_weight, target)
     scores = _scores_of(rows, linear_weight, linear_bias)

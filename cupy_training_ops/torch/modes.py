@@ -76,6 +76,7 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
         args: Arguments = (),
         kwargs: Named = None,
     ) -> Any:
+        """Set `call` while a torch function runs, so that hooks that it runs can read it."""
         before = self.call
         # A tensor subclass may do anything in a call of this function.
         self.call = (func, args, kwargs) if not types or types in PLAIN else None

@@ -399,14 +399,15 @@ class Statistics(pending.HeldBytes):
             self._failed[f"{consumer} {reason}"] += 1
 
     def coded_and_left(self) -> tuple[int, int]:
-        """Return bytes that were encoded, and bytes that the policy wanted but could not encode."""
+        """Return (bytes of tensors that were encoded, bytes of those that were not), without
+        parameters and what the policy left."""
         with self.lock:
             before = sum(kind.nbytes * n for kind, (n, _, _) in self._kinds.items())
             wanted = {**self._passed, "parameter": 0, "policy": 0}
         return before, sum(wanted.values())
 
     def most_left(self) -> str:
-        """Return the two main reasons why tensors were not compressed, with their bytes."""
+        """Return a text of the two main reasons why tensors were not compressed, with bytes."""
         with self.lock:
             reasons = Counter(self._passed)
         del reasons["parameter"], reasons["policy"]

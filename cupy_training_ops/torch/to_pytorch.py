@@ -197,6 +197,7 @@ def door(
     """
 
     def call(ours: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a call that matches no recent one, by ours(*arguments) or PyTorch's function."""
         if torch.compiler.is_compiling():
             reason = unserved_tensor(*arguments) or find_unserved(*arguments)
             if reason is None:

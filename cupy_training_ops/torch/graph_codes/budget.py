@@ -357,6 +357,7 @@ def _partitioner(settings: _Settings, shares: Mapping[str, float]) -> Partitione
     solve_min_cut = partitioners.solve_min_cut
     solutions: dict[object, Any] = {}
 
+    # Each in place of the PyTorch function that it calls.
     def solve_once(graph: Any, info: Any, options: Any, dont_ban: Iterable[Node] = ()) -> Any:
         key = (repr(options), frozenset(dont_ban or ()))
         if key not in solutions:
@@ -372,6 +373,7 @@ def _partitioner(settings: _Settings, shares: Mapping[str, float]) -> Partitione
 
     def choose_another(*arguments: Any, **named: Any) -> list[Node]:
         saved: list[Node] = choose(*arguments, **named)
+        # Ranks that decide together have to make the same calls.
         if frozenset(saved) in choices and not config._sync_decision_cross_ranks:
             raise _SameChoiceError
         choices.add(frozenset(saved))

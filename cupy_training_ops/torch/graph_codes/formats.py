@@ -85,6 +85,7 @@ def encode_int8_signed(x: Tensor) -> Parts:
 
 
 def decode_int8(q: Tensor, scale: Tensor) -> Tensor:
+    """Return float32 of `encode_int8`'s codes and scales."""
     return cast(q, torch.float32) * _repeat_scales(scale)
 
 
@@ -142,6 +143,7 @@ def encode_bits(x: Tensor) -> Parts:
 
 
 def decode_bits(bits: Tensor) -> Tensor:
+    """Return the bools of `encode_bits`, (..., n) bytes -> (..., 8 * n)."""
     shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
     octets = (bits.unsqueeze(-1) >> shifts) & 1
     return (octets != 0).reshape(*bits.shape[:-1], bits.shape[-1] * 8)

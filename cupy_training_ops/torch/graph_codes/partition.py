@@ -145,6 +145,7 @@ def _line_of_recomputed(node: Node) -> dict[str, Any]:
 
 
 def _describe(node: Node) -> dict[str, Any]:
+    """Return the part of a line that both kinds of lines have."""
     value = node.meta["val"]
     return {
         "name": node.name,

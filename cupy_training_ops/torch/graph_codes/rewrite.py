@@ -99,6 +99,7 @@ def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[
         return *chosen.encode(moved - centre[0] if centre else moved), *centre
 
     def decode(*parts: Tensor) -> Tensor:
+        """Return the value of what `encode` returned, its dimensions in their own order."""
         back = [one.order.index(dim) for dim in range(value.dim())]
         if one.tokens is not None:
             decoded = cast(chosen.decode(*parts[:-1]) + parts[-1], value.dtype)
@@ -348,9 +349,9 @@ class _Images:
     def _follow(
         self, node: Node, value: Node | None, chain: list[Node], sources: set[Node]
     ) -> bool:
-        """Return True if pointwise operators compute `node` from parameters, saved tensors smaller
-        than `value`, and encoded ones that are not, which are added to `sources`. Without `value`
-        all saved tensors will do."""
+        """Return True if pointwise operators, appended to `chain`, operands first, compute `node`
+        from parameters, saved tensors smaller than `value`, and encoded ones that are not, which
+        are added to `sources`. Without `value` all saved tensors will do."""
         if node in chain or node in sources:
             return True
         if node is not value and node.name in self._saved:
@@ -432,9 +433,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        if (
-            func.namespace == "aten"
-        ):  # Inductor lowers only the decomposition of some, as of to.dtype
+        """Run an operator on fake tensors, and add its call and results to the graph."""
+        # Inductor lowers only the decomposition of some operators, as of to.dtype: record that.
+        if func.namespace == "aten":
             with self:
                 decomposed = self._decompositions.get(func, func.decompose)
                 result = decomposed(*args, **(kwargs or {}))

@@ -97,7 +97,7 @@ def runner(
     """
     n_others = _n_others(operator)
     launched: Runner | None = None
-    apply: Callable[..., Any] | None = None
+    apply: Callable[..., Any] | None = None  # of the Function that `record_first` makes
     differentiable: Pick | None = None
     n_functions = torch._C._len_torch_function_stack
 
@@ -111,6 +111,7 @@ def runner(
         return apply((arguments, tensors), *differentiable(tensors))
 
     def record_first(arguments: Sequence[Any], tensors: tuple[Tensor, ...]) -> Any:
+        """Compute the results of the first call; set `launched` and `apply` for the next ones."""
         nonlocal apply, launched, differentiable
         results, launched = trace(arguments)
         if operator.save is not None and (is_first or not n_others):
@@ -263,6 +264,7 @@ def register_autograd(operator: CustomOp, library: Any, kernel: Callable[..., An
         return
 
     def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        """Save for `derivative`, as `operator.save` does; `output`: the results."""
         ctx.set_materialize_grads(False)
         if operator.save is not None:
             operator.save(ctx, inputs, output)
@@ -272,9 +274,8 @@ def register_autograd(operator: CustomOp, library: Any, kernel: Callable[..., An
     n_arguments = len(overload_of(operator.name)._schema.arguments)
 
     def derivative(ctx: Any, *gradients: Any) -> Any:
-        n_missing = n_arguments - len(
-            ctx.needs_input_grad
-        )  # left out, as they equal their defaults
+        # The dispatcher leaves out arguments that equal their defaults.
+        n_missing = n_arguments - len(ctx.needs_input_grad)
         ctx.needs_input_grad += (False,) * n_missing
         return derivative_of(operator, ctx, *gradients)
 

@@ -110,6 +110,7 @@ class RecentCalls:
         nothing, all_absent = _NOTHING, _ABSENT
 
         def call(*arguments: Any) -> Any:
+            """Run a call as the recent one that matches it, or by `fallback`."""
             if is_compiling() or forward_ad._current_level >= 0 or n_modes():
                 return fallback(*arguments)
             try:
@@ -419,6 +420,7 @@ def _kernel(operator: CustomOp) -> Callable[..., Any]:
     is_noted = operator.changing is None and operator.writes is None
 
     def fallback(*arguments: Any) -> Any:
+        """Run a call that matches no recent one; remember one of every _TRACE_EVERY."""
         if forward_ad._current_level >= 0:
             refuse_forward_mode(operator.name)
         values = [tuple(value) if type(value) is list else value for value in arguments]

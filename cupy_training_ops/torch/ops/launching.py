@@ -242,6 +242,10 @@ def launcher(
     def run(
         inputs: Sequence[Any], tensors: Sequence[Tensor], addresses: list[int] | None = None
     ) -> Any:
+        """Allocate results, queue the launches, and return the results: one, or a tuple.
+
+        addresses: of all inputs, 0 for those that are no tensors; None: those of `tensors`.
+        """
         if addresses is None:
             addresses = [*map(address, tensors)]
             for at in addresses:

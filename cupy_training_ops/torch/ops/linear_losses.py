@@ -4,7 +4,8 @@
 For each chunk of rows it computes scores = hidden @ weight.T + bias, their gradient in the same
 memory, and adds to the gradients of the layer. Shapes here: hidden (rows, features), weight
 (classes, features), bias (classes,), target (rows,) with classes or (rows, classes) with
-probabilities. Where a row's loss has a shape `...`: weight (classes * ..., features), target
+probabilities. Bodies ignore their Run: they call operators over chunks themselves. Where a row's
+loss has a shape `...`: weight (classes * ..., features), target
 (rows, ...) or (rows, classes, ...). `terms`: label_smoothing, lse_square_scale, softcap.
 """
 
@@ -254,6 +255,7 @@ def _row_gradients(
 
     dloss: the gradients of the rows' losses, (rows, ...).
     """
+    # Gradients are computed divided by `largest * largest_slope`; `divisor` undoes that.
     wide = _wide(hidden)
     class_weight, largest = _bounded_classes(class_weight, target, wide)
     slopes, largest_slope = _bounded(dloss, wide)
@@ -497,7 +499,7 @@ def _fake_measured_linear(*arguments: Any) -> tuple[Tensor, ...]:
 def _fake_row_losses(*arguments: Any) -> Tensor:
     hidden, _, target, _, _, dtype, *_ = arguments
     shape = target.shape
-    if target.is_floating_point():
+    if target.is_floating_point():  # probabilities, (rows, classes, ...)
         shape = (*shape[:1], *shape[2:])
     return hidden.new_empty(shape, dtype=dtype or hidden.dtype)
 

@@ -178,12 +178,14 @@ def _check_overwriting(_: Run, x: Tensor) -> Tensor:
 
 
 def _fake_check(x: Tensor) -> Tensor:
+    """Refuse scores that cannot be overwritten; the result, an empty tensor, has no meaning."""
     if x.requires_grad:
         refuse_overwriting(x)
     return x.new_empty(0)
 
 
 def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Multiply a gradient by a float32 tensor of shape (), and return it."""
     instance(ScaleInPlace)(gradient, factor.resolve_neg())
     torch.autograd.graph.increment_version(gradient)
     return gradient

@@ -80,7 +80,7 @@ def _scale(name: str, x: Tensor, row: Sequence[int], weight: Tensor | None) -> T
 def _rms_norm(run: Run, x: Tensor, row: Sequence[int], weight: Tensor | None, eps: float) -> Any:
     scale = _scale("rms_norm", x, row, weight)
     op = instance(SimplifiedLayerNormalization, axis=-len(row), epsilon=eps)
-    return run(op, x, scale)
+    return run(op, x, scale)  # (result, inv_std)
 
 
 def _rms_norm_gradients(
@@ -92,6 +92,7 @@ def _rms_norm_gradients(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> Any:
+    """Return the gradients of x and weight that the mask selects, as `_of_mask` does."""
     op = instance(SimplifiedLayerNormalizationGrad, axis=-len(row))
     inputs = (dy, x, _scale("rms_norm", x, row, weight), inv_std)
     return _of_mask(run, op, inputs, mask)
@@ -106,7 +107,7 @@ def _layer_norm(
     eps: float,
 ) -> Any:
     op = instance(LayerNormalization, axis=-len(row), epsilon=eps)
-    return run(op, x, _scale("layer_norm", x, row, weight), bias)
+    return run(op, x, _scale("layer_norm", x, row, weight), bias)  # (result, mean, inv_std)
 
 
 def _layer_norm_gradients(
@@ -119,6 +120,7 @@ def _layer_norm_gradients(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> Any:
+    """Return the gradients of x, weight and bias that the mask selects, as `_of_mask` does."""
     op = instance(LayerNormalizationGrad, axis=-len(row))
     inputs = (dy, x, _scale("layer_norm", x, row, weight), mean, inv_std)
     return _of_mask(run, op, inputs, mask)
@@ -164,6 +166,10 @@ def _padding(gradients: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]
 
 # The operator of the derivative, by the number of tensors that have mean and inv_std.
 _OF_STATISTICS = {1: "layer_norm_backward_of_pair", 2: "layer_norm_backward"}
+
+
+# Derivatives: `needs` says which arguments of the operator need gradients, by their places in its
+# schema; others have None.
 
 
 def _save_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
@@ -325,9 +331,8 @@ def _embedding_backward(
     if padding_idx < 0:
         return dweight
     dweight[padding_idx].zero_()
-    return (
-        dweight.detach()
-    )  # another tensor than the launch made, so that `trace` repeats the body with its zeros
+    # Another tensor than the launch made, so that `trace` repeats the body with its zeros.
+    return dweight.detach()
 
 
 def _save_embedding(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:

@@ -100,6 +100,7 @@ class SGD(Optimizer):
     # ---- states: PyTorch's has a momentum, and no step -------------------------------------------
 
     def _check_state(self, parameter: Tensor, state: State) -> None:
+        """Refuse a state without momentum, or one that does not fit; it may lack a step."""
         if "momentum_buffer" not in state:
             got = ", ".join(map(str, state))
             refuse("SGD", "state", "momentum_buffer", got)
@@ -195,6 +196,7 @@ class Adam(Optimizer):
         return {**super().__getstate__(), "bits": self.bits}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set a pickled state; codes of an older version are encoded anew."""
         if state.pop("is_coded", False):  # a pickle of an older version
             state["bits"] = 8
         super().__setstate__(state)
@@ -232,6 +234,7 @@ class Adam(Optimizer):
         return self._update_by(KINDS[moments, is_measured], attributes, numbers)
 
     def _first_state(self, parameter: Tensor, names: Sequence[str]) -> State:
+        """Return a state with 0, or codes of 0, for the moments that are missing."""
         if self.bits is not None:
             self._refuse_uncoded(parameter)
             if parameter.numel() >= states.MIN_CODED:
@@ -271,6 +274,7 @@ class Adam(Optimizer):
         super().load_state_dict(_decode(type(self).__name__, state_dict, self._parameters()))
 
     def _adopt_state(self, state_dict: dict[str, Any]) -> None:
+        """Give loaded moments this class's dtypes and layouts, then encode those that are to be."""
         super()._adopt_state(state_dict)
         for parameter, own in self.state.items():
             if "exp_avg" in own and not codes.are_codes(own):

@@ -207,6 +207,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set a pickled state, also an older version's, after a check of its states and options."""
         for parameter, own in state["state"].items():
             if own:
                 self._check_state(parameter, own)
@@ -313,7 +314,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         An update that is refused raises before any parameter is written.
         """
         scale, clips = self._scale(), self.max_norm is not None
-        is_measured = clips and len(ready) == 1 and measures(*ready[0])
+        is_measured = clips and len(ready) == 1 and measures(*ready[0])  # norm by the update itself
         numbers: Mapping[str, Tensor | None] = {} if is_measured else dict.fromkeys(MEASURED)
         if clips and not is_measured:
             numbers = self._norms.of_all(ready)
@@ -534,7 +535,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             try:
                 super().load_state_dict(state_dict)
                 self._adopt_state(state_dict)
-            except BaseException:
+            except BaseException:  # some states may be the loaded ones, others not
                 self._whole.is_torn |= self.state is not before
                 raise
             self._whole.is_torn = False

@@ -175,7 +175,7 @@ def _encode_few(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
     second: codes as of 8 bits, but with 2, 1 or 0 bits of the fraction, as many as let the block's
     least v that is not 0 have a code of at least 1; bytes: largest exponent, bits of the fraction.
-    first: sign in bit 3, below it |m| / (root of v) in steps of a bfloat16, which is the bytes.
+    first: sign in bit 3, below it |m| / 2^(exponent of sqrt(v)) in steps of a bfloat16, the bytes.
     """
     n = len(v)
     codes = torch.zeros(n, dtype=torch.int32, device=v.device)
@@ -185,6 +185,7 @@ def _encode_few(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         upper = _uppers(v, fraction)
         own = _largest(upper) >> fraction
         each = upper - _each(_base(own, fraction, 15), n)
+        # Blocks without a choice yet, in which no v but 0 is below code 1; at last all others.
         chosen = (kinds < 0) & (_largest(((each < 1) & (v != 0)).int()) == 0)
         chosen = kinds < 0 if fraction == 0 else chosen
         codes = torch.where(_each(chosen, n), torch.maximum(each, (v != 0).int()), codes)

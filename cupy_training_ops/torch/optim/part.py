@@ -323,7 +323,8 @@ class Part:
 def _checked_write(call: OpenCall, inputs: Mapping[str, Any]) -> Note:
     """Check a call; return a function that launches it.
 
-    That is the whole call if tensors are converted to CuPy arrays, which has to be on its stream.
+    Where tensors have to become CuPy arrays, which belong to the stream of the launch, that
+    function makes the whole call, with its check.
     """
     checked = call.checked(**inputs)
     if inputs["gradients"][0].is_cuda and not (call.is_native and checked.over_tensors):
