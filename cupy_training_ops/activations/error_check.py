@@ -51,7 +51,7 @@ class ErrorCheck(NamedTuple):
         """
         if self.measure == TILES:
             error, tiles, groups, worst = numbers
-            has_groups = self.grouping is not None
+            has_groups = self.grouping is not None  # else the last two numbers mean nothing
             features, normalised = error <= TILE * groups, worst <= GROUP
             return error <= TILE * tiles, has_groups and features, has_groups and normalised
         if self.measure == INDEX:
@@ -86,7 +86,7 @@ def measure_range(x: Any, numbers: Any, need: str) -> Any:
     numbers, float64, and return these. Means are over all dimensions but those of features.
     """
     numbers[:] = 0
-    numbers[0], numbers[1] = x.max(), -x.min()
+    numbers[0], numbers[1] = x.max(), -x.min()  # the larger one is the largest magnitude
     numbers[0] = numbers[:2].max()
     numbers[1] = 0
     if need == PRODUCT:

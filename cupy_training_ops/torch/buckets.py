@@ -45,6 +45,7 @@ class GradientBuckets:
         """Return the parameters' gradients, None for those without one."""
         self._hand_on()
         gradients, lasts = self._buckets.wait(), self._buckets.lasts()
+        # Buckets or the order of gradients changed: hook the new lasts, or all parameters, eagerly.
         if self._hooks and (lasts != self._lasts or not self._is_steady):
             self._register(lasts if lasts != self._lasts else range(len(self._parameters)))
             self._lasts = lasts

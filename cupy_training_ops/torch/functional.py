@@ -301,6 +301,7 @@ def embedding(
 def _unserved_embedding(
     _: Any, max_norm: float | None, __: float, scale_grad_by_freq: bool, sparse: bool
 ) -> Unserved:
+    """Return the option, one of which is set, that no kernel takes."""
     if max_norm is not None:
         return Unserved("max_norm", "None", max_norm)
     name, value = ("sparse", sparse) if sparse else ("scale_grad_by_freq", scale_grad_by_freq)

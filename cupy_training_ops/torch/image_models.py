@@ -44,7 +44,7 @@ def replacement(name: str, module: torch.nn.Module) -> Any:
 
 @functools.cache
 def subclass_of(cls: Any) -> Any:
-    """Return the subclass of a class with its forward pass of this module."""
+    """Return the subclass of a class whose forward pass is one of this module's."""
     if issubclass(cls, torch.nn.Sequential):
         return nn.replacing(cls, _forward_of_sequence, subclass_of)
     if cls.__name__ == "ResNet":
@@ -90,8 +90,9 @@ def _applies(module: _Module, input: object, norm: str, relu: str) -> bool:
 
 
 def _norm_relu(norm: _Module, input: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Call a batch norm in training, a residual's addition and relu as one."""
+    """Return relu(norm(input) + residual) of a batch norm in training, with its updates."""
     norm._check_input_dim(input)
+    # Share of new statistics; with momentum None 1/n, so that running ones are the mean of n steps.
     factor = 0.0 if norm.momentum is None else norm.momentum
     if norm.track_running_stats and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)

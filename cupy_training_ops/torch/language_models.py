@@ -111,6 +111,7 @@ def _offset_norm_forward(cls: Any) -> _Forward:
         if nn.is_compiling() or nn.is_exported(x):
             return cls.forward(self, x)
         weight = self.weight
+        # 16 bits would round 1 + weight, as the module's own pass does not.
         scale = 1 + (weight.float() if weight.dtype.itemsize < 4 else weight)
         return functional.rms_norm(x, weight.shape, scale, self.eps).to(x.dtype)
 

@@ -68,7 +68,7 @@ def _their_regularized(
     if not lse_square_scale:
         return theirs.cross_entropy(input, target, weight, reduction=reduction, **named)
     losses = theirs.cross_entropy(input, target, weight, reduction="none", **named)
-    weights = torch.ones_like(losses)
+    weights = torch.ones_like(losses)  # of rows, 0 where the target is ignored
     if not target.is_floating_point():
         if weight is not None:
             weights = weight[target.clamp(0, input.shape[input.dim() > 1] - 1)]
@@ -641,7 +641,8 @@ def _their_linear_loss(
     options: Any,
     terms: tuple[float, ...],
 ) -> Tensor:
-    """Call PyTorch's function, or its parts where it lacks an argument; 2.13 is its first."""
+    """Call PyTorch's function, or compute scores and then loss where that lacks an argument, or
+    PyTorch, before 2.13, lacks the function."""
     if hasattr(theirs, "linear_cross_entropy") and not any(terms[1:]):
         return theirs.linear_cross_entropy(
             input,

@@ -389,8 +389,11 @@ class TorchPolicy:
 def by_consumer(
     smooth: Mapping[str, str], _name: str, dtype: str, _shape: object, need: str, use: Use
 ) -> str | None:
-    """Return a codec by need, or None. smooth: codecs for smooth functions and products of
-    activations, by dtype."""
+    """Return a codec by the use's need, or None.
+
+    smooth: codecs for smooth functions and products of activations, by dtype. need: "mask" for
+    bools, else "value".
+    """
     if need == "mask":
         return "pack1"
     if use.need == EXACT:
@@ -405,7 +408,7 @@ def small(name: str, dtype: str, shape: tuple[int, ...], need: str) -> str | Non
 
 
 def _by_maker(policy: Policy) -> TorchPolicy:
-    """Wrap a function of (name, dtype, shape, need), or also of the consumer."""
+    """Wrap a function of (node's name, dtype, shape, need), or also of the consumer's name."""
 
     def choose(name: str, dtype: str, shape: tuple[int, ...], need: str, use: Use) -> str | None:
         return choose_codec(NAME, policy, name, dtype, shape, need, use.consumer)

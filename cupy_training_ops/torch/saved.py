@@ -399,8 +399,8 @@ class Statistics(pending.HeldBytes):
             self._failed[f"{consumer} {reason}"] += 1
 
     def coded_and_left(self) -> tuple[int, int]:
-        """Return (bytes of tensors that were encoded, bytes of those that were not), without
-        parameters and what the policy left."""
+        """Return (bytes of tensors that were encoded, bytes of those that were not), the latter
+        without parameters, and without tensors for which the policy names no codec."""
         with self.lock:
             before = sum(kind.nbytes * n for kind, (n, _, _) in self._kinds.items())
             wanted = {**self._passed, "parameter": 0, "policy": 0}

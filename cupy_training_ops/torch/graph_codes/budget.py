@@ -163,8 +163,8 @@ class _Search:
         return self._limit / max(self._smallest, 1)
 
     def attempt(self, share: float) -> bool:
-        """Try one of SHARES as PyTorch's budget, codes added to its choice; return False if smaller
-        ones would only take longer."""
+        """Try a share as PyTorch's budget, codes added to its choice; return False if smaller ones
+        would only take longer."""
         self._settings.change(activation_memory_budget=share)
         try:
             forward, backward = self._split(self._partitioner)
@@ -284,6 +284,7 @@ def _coding_time(one: Saved) -> float:
     The forward pass writes codes, and reads the value again unless its operator is pointwise, with
     which the encoder fuses. The backward pass reads codes in place of the value; for products, with
     which no decoder fuses, it reads codes, writes the value and reads it. The sum may be negative.
+    A cast that is computed again reads the parameter and writes the cast.
     """
     if one.source is not None:
         return (nbytes_of(one.source.meta["val"]) + one.nbytes) / BYTES

@@ -63,6 +63,7 @@ VIEWS = packets(
     *("unsqueeze", "expand", "slice", "split", "split_with_sizes", "select", "cat", "stack"),
     *("constant_pad_nd", "_to_copy", "detach", "as_strided", "flip", "unbind", "contiguous"),
 ) | {prims.convert_element_type, operator.getitem}
+# Products in backward graphs, and in forward graphs.
 PRODUCTS = packets("mm", "addmm", "bmm", "baddbmm", "convolution_backward", "_grouped_mm")
 FORWARD_PRODUCTS = packets("mm", "addmm", "bmm", "baddbmm", "convolution")
 SUMS = packets("add", "sub")

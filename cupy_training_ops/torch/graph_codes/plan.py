@@ -229,6 +229,7 @@ def memory_order(value: Tensor, is_image: bool) -> tuple[int, ...]:
     """
     if is_image:
         return (0, 2, 3, 1)
+    # Of equal strides the first dimension comes first: -dim is sorted in reverse too.
     strides = [(_number(stride), -dim) for dim, stride in enumerate(value.stride())]
     return tuple(-dim for _, dim in sorted(strides, reverse=True))
 
@@ -303,7 +304,7 @@ def _choose(choices: list[list[Saved]]) -> list[Saved]:
     If a and b are read only in a + b, the sum is encoded: a absorbs b, which is dropped.
     """
     saved = [min(options, key=lambda option: option.saved_nbytes) for options in choices]
-    by_point: dict[Node, dict[int, Saved]] = {}  # plans that encode this value, by tensor
+    by_point: dict[Node, dict[int, Saved]] = {}  # plans that encode this value, by index in choices
     for i, options in enumerate(choices):
         for option in options:
             if option.format is not None and not option.is_in_place:

@@ -260,6 +260,8 @@ class _Images:
 
     def __init__(self, backward: Graph, plan: Sequence[Saved], parameters: set[Node]) -> None:
         self._graph, self._parameters = backward, parameters
+        # Placeholders of the backward graph by name, which is that of the saved forward node; and
+        # forward nodes that are encoded.
         self._saved = {node.name: node for node in backward.find_nodes(op="placeholder")}
         self._coded = {one.forward for one in plan if one.format is not None}
 
@@ -424,8 +426,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, graph: Graph, inputs: tuple[Node, ...]) -> None:
         super().__init__()
         self._graph = graph
-        self._nodes = {id(node.meta["val"]): node for node in inputs}
-        self._sizes: dict[str, Node] = {}
+        self._nodes = {id(node.meta["val"]): node for node in inputs}  # by id of their tensor
+        self._sizes: dict[str, Node] = {}  # by symbolic size
         self._alive: list[Tensor] = []  # so that no id is reused
         self._inputs = inputs
         self._decompositions = select_decomp_table()

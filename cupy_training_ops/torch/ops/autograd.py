@@ -60,7 +60,7 @@ def general_apply(operator: CustomOp, *, is_first: bool) -> Callable[..., Any]:
     run(arguments, tensors): computes the results. is_first: `apply` returns only the first.
     """
     n_others = _n_others(operator)
-    missing = (None,) * n_others if is_first else ()
+    missing = (None,) * n_others if is_first else ()  # gradients of results that are not returned
     save, derivative = operator.save, functools.partial(derivative_of, operator)
     marks, is_one = n_others and not is_first, n_others and is_first
 
@@ -325,7 +325,7 @@ def _is_traced() -> bool:
 
 
 def _writing(operator: CustomOp) -> Callable[..., Any]:
-    """The Autograd kernel of an operator that writes: refuses to lose a gradient."""
+    """Return the Autograd kernel of an operator that writes: it refuses to lose a gradient."""
 
     def autograd(*arguments: Any) -> Any:
         name, written = operator.name, arguments[operator.writes]  # type: ignore[index]
@@ -334,7 +334,7 @@ def _writing(operator: CustomOp) -> Callable[..., Any]:
             refuse(f"{NAMESPACE}::{name}", f"argument {operator.writes}", expected, "one that does")
         with torch._C._AutoDispatchBelowAutograd():
             result = overload_of(name)(*arguments)
-        if _is_traced():  # the kernel, which does so, did not run
+        if _is_traced():  # the kernel, which raises the version, did not run
             torch.autograd.graph.increment_version(written)
         return result
 

@@ -413,7 +413,7 @@ def _library() -> Any:
 
 
 def _kernel(operator: CustomOp) -> Callable[..., Any]:
-    """The kernel for CPU and GPU: a call that matches a recent one goes to its launches."""
+    """Return the kernel for CPU and GPU: a call that matches a recent one goes to its launches."""
     overload, masked = overload_of(operator.name), operator.masked
     defaults, recent = defaults_of(overload), RecentCalls(overload, operator.changing)
     # Changing numbers come as a list; a tensor that is written has a new version.
@@ -437,7 +437,7 @@ def _kernel(operator: CustomOp) -> Callable[..., Any]:
 
 
 def _fake(operator: CustomOp) -> Callable[..., Any]:
-    """The kernel for tensors without data: `operator.fake`, or the body with `infer`."""
+    """Return the kernel for tensors without data: `operator.fake`, or the body with `infer`."""
     body = operator.fake or functools.partial(operator.body, infer)
     defaults = defaults_of(overload_of(operator.name))
 

@@ -58,9 +58,9 @@ _HOSTS = (int, bool, tuple)  # types of host inputs that are part of a key
 _NUMBERS = (int, float, tuple)  # types of those that may change from call to call
 _UNKNOWN: Any = object()
 address = Tensor.data_ptr
-_ready: dict[object, Ready | None] = {}
-_instances: dict[tuple[type[Op], bytes], Op] = {}
-_workspaces: dict[object, dict[int, Tensor]] = {}
+_ready: dict[object, Ready | None] = {}  # by the key of `_launch`; None: there is no launcher
+_instances: dict[tuple[type[Op], bytes], Op] = {}  # by class and attributes
+_workspaces: dict[object, dict[int, Tensor]] = {}  # by kind of memory, then by stream
 
 
 def instance(cls: type[Op], **attributes: Any) -> Any:

@@ -299,8 +299,8 @@ def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _bounded(x: Tensor | None, wide: torch.dtype) -> tuple[Any, Any]:
-    """Return (x / bound, bound), the bound being x's largest magnitude, so that gradients fit into
-    float16; (None, 1) without x. wide: dtype of both."""
+    """Return (x / bound, bound), the bound being x's largest magnitude, 1 if that is 0, so that
+    gradients fit into float16; (None, 1) without x. wide: dtype of both."""
     if x is None:
         return None, 1
     x = x.to(wide)

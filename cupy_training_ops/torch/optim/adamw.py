@@ -215,6 +215,7 @@ class Adam(Optimizer):
     def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
         attributes: dict[str, Any] = {
             "max_norm_clip": math.inf,
+            # 0: decay weights before the update; 2: add weight_decay * weights to the gradient.
             "weight_decay_mode": 0 if group["decoupled_weight_decay"] else 2,
             "maximize": bool(group["maximize"]),
             "rounding_seed": self._seed_of(part),
