@@ -22,6 +22,7 @@ SMOOTH = "smooth"  # applies a smooth function elementwise
 TILES = "tiles"  # GistGuardedMsfp15Encoder's guard: squared error, deviations, worst group
 RANGE = "range"  # of float16: largest magnitude; for products also variance and squared means
 INDEX = "index"  # whether a number is outside of 0 to 15
+# By codec; others have none.
 MEASURES = {"msfp15_signed": TILES, "pack16": RANGE, "index4": INDEX}
 
 # Limits of squared errors, relative to squared distances from means.

@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 LOSSLESS, HALF = "sparse", "pack16"
 WIDER_THAN_16_BITS = ("float32", "float64")
+# Codecs that lose nothing of these needs.
 EXACT = {"sign": "pack1", "mask": "pack1", "index": "index4"}
 
 

@@ -26,7 +26,7 @@ from ..families.gist_sparse.operators import SparseDecoder
 ALIGNED = 16  # bytes
 MANY = 4096  # codings that are cached
 REUSED_NBYTES = 1 << 16  # scratch memory up to this size is reused by a stream
-HEAD = Spec((HEAD_NBYTES,), UINT8)
+HEAD = Spec((HEAD_NBYTES,), UINT8)  # the start of sparse codes, which has their length
 
 
 class Stream:
@@ -178,7 +178,7 @@ def stream_of(address: int) -> Stream:
 
 
 NO_STREAM = Stream(0)  # for the host
-_STREAMS: dict[int, Stream] = {}
+_STREAMS: dict[int, Stream] = {}  # by address
 # Addresses of scratch memory, by (device, stream's address, bytes that are zeroed, bytes).
 _SCRATCH: dict[tuple[int, int, int, int], int] = {}
 _SCRATCH_TENSORS: list[object] = []  # keeps it alive

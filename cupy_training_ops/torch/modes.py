@@ -26,7 +26,7 @@ from torch.utils._device import DeviceContext
 
 Arguments = tuple[Any, ...]
 Named = Mapping[str, Any] | None
-Call = tuple[Any, Arguments, Named]
+Call = tuple[Any, Arguments, Named]  # (torch function, arguments, arguments by name)
 Hook = Callable[[Any], Any]
 ExposedMemory: TypeAlias = "dict[weakref.ref[torch.UntypedStorage], object]"
 

@@ -359,6 +359,7 @@ def use_of(x: Tensor, facts: CallFacts) -> Use:
 # ---- policies ------------------------------------------------------------------------------------
 
 NAME = "compressed_activations"
+# Nodes whose results have many zeros.
 MAKE_ZEROS = frozenset({"ReluBackward0", "ThresholdBackward0", "NativeDropoutBackward0"})
 
 

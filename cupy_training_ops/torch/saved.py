@@ -39,6 +39,7 @@ DTYPES = {
     torch.float64: "float64",
     torch.bool: "bool",
 }
+# Nodes whose results are log-probabilities: a small error of these is a large one of a loss.
 LOG_PROBABILITIES = frozenset({"LogSoftmaxBackward0", "LogsumexpBackward0"})
 
 # ---- kinds ---------------------------------------------------------------------------------------

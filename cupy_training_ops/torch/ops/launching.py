@@ -495,10 +495,8 @@ def _bypassing_numbers(
 
 
 def exact(values: Sequence[Any]) -> object:
-    """Return a key that only equal values have; None if one is mutable or of an unknown type.
-
-    A torch.Size equals a tuple.
-    """
+    """Return a key that only equal values have, 1 and 1.0 being different; None if one is neither
+    plain (`is_plain`) nor a dtype or torch.Size, which equals a tuple."""
     plain = [tuple(value) if type(value) is torch.Size else value for value in values]
     dtypes = [value if type(value) is torch.dtype else None for value in plain]
     if any(dtypes):
