@@ -54,17 +54,17 @@ HOST = Streams()
 
 @dataclass(eq=False, kw_only=True)
 class StashEntry(Entry):
-    """One array of a stash."""
+    """One array of a stash, with its codes if it has some."""
 
     name: str
     spec: Spec
     device: int
     streams: Streams
-    place: tuple[object, ...]
-    row: dict[str, Any]  # in the report
+    place: tuple[object, ...]  # (name, need, dtype, shape, device): the same in each step
+    row: dict[str, Any]  # in the report: codec, need, before and after in bytes
     statistics: HeldBytes
     entries: dict[str, StashEntry]  # the stash's, by name
-    original: Any
+    original: Any  # the array, or None once its codes have passed their check
     is_tensor: bool  # PyTorch's, as the decoded array is
     checked: tuple[Any, Any] | None  # in checking mode: the array, and a copy
     code: Any = None
@@ -79,7 +79,7 @@ class StashEntry(Entry):
         return self.spec.nbytes if self.code is None else self.code.nbytes
 
     def copy_codes(self, nbytes: int) -> Any:
-        """Copy into memory of the side stream."""
+        """Copy the first bytes of the codes, into memory of the side stream."""
         return self.streams.on_side(self.code[:nbytes].copy)
 
     def reject(self, check: PendingCheck, failure: str) -> None:
@@ -146,7 +146,7 @@ class ActivationStash(Summary):
         self._policy = get_policy(NAME, policy, POLICIES)
         self._check, self._keep_buffers = check, keep_buffers
         self._streams: dict[int, Streams] = {}  # by device
-        self._buffers: dict[tuple[object, ...], Array] = {}
+        self._buffers: dict[tuple[object, ...], Array] = {}  # of codes, by place, for later steps
         self._pending = PendingChecks()
         # Weak references to the function `__exit__` of the `with` that is about to be entered, and
         # of the one that was entered last; None if unknown. See ExitMethod.
@@ -157,7 +157,7 @@ class ActivationStash(Summary):
         self._begin()
 
     def _facts(self) -> dict[str, object]:
-        """Bytes as far as they are known: of the current `with`, or of the last."""
+        """Return what `repr` shows: bytes, as far as they are known, of this `with` or the last."""
         rows = self._rows.values()
         return {
             "policy": self._policy_argument,
@@ -169,6 +169,7 @@ class ActivationStash(Summary):
         }
 
     def _begin(self) -> None:
+        """Reset what belongs to one `with`."""
         self._entries: dict[str, StashEntry] = {}
         self._taken: set[str] = set()
         # Originals, their streams, and marks after their encoding.
@@ -300,8 +301,9 @@ class ActivationStash(Summary):
         return as_tensor(array) if entry.is_tensor and out is None else array
 
     def report(self) -> dict[str, Any]:
-        """Bytes of the current `with`, or of the last: `names` has codec, need, before and after
-        of each array, `before` and `after` are their sums, `peak` is their maximum at a time."""
+        """Return bytes of the current `with`, or of the last: `names` has codec, need, before and
+        after of each array, `before` and `after` are their sums, `peak` is their maximum at a time.
+        """
         self._lengths.trim_all()
         self._pending.finish_all()
         rows = {name: dict(row) for name, row in self._rows.items()}
@@ -315,7 +317,10 @@ class ActivationStash(Summary):
     def _encode(
         self, entry: StashEntry, x: Any, backend: Backend, codec: Codec
     ) -> PendingCheck | None:
-        """Queue the encoding of x on the side stream; return the pending check, or None."""
+        """Queue the encoding of x on the side stream; return the pending check, or None without.
+
+        Sets the entry's codes and decoder; not in a capture where an earlier step's codes failed.
+        """
         out = self._buffer(entry, backend, codec)
         is_captured = backend.capturing(entry.device)
         if is_captured and not self._pending.decisions.get(entry.place, True):
@@ -348,7 +353,8 @@ class ActivationStash(Summary):
         return PendingCheck(entry, check, entry.spec.nbytes, *streams.copy_to_host(numbers))
 
     def _await_length(self, entry: StashEntry) -> None:
-        """Shorten codes to their length: on the host at once, on a GPU when it can be read."""
+        """Shorten codes to their length, their first 8 bytes: on the host at once, on a GPU when it
+        can be read."""
         length, event = entry.streams.copy_to_host(entry.code[:8].view(np.int64))
         if event is None:
             entry.code = entry.copy_codes(int(length[0]))
@@ -464,7 +470,10 @@ class ActivationStash(Summary):
 
 
 def _check_of(codec: str, need: str, x: Spec) -> ErrorCheck:
-    """Return the error check for a codec and a need."""
+    """Return the error check for a codec and a need; one that measures nothing if none is needed.
+
+    x: spec of the array; a normalisation's groups are its rows.
+    """
     measure, row = MEASURES.get(codec, ""), x.shape[-1] if x.shape else 1
     needs = {TILES: (LINEAR, NORMALISED), RANGE: BY_RANGE}.get(measure, (need,))
     if not x.size or need not in needs:

@@ -58,12 +58,16 @@ def _theirs(
     eps: float,
     training: bool = True,
 ) -> Tensor:
+    """Compute batch_norm_relu by PyTorch's functions; arguments: the operator's, and `training`."""
     y = theirs.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     return theirs.relu(y if residual is None else y + residual)
 
 
 def _unserved(training: bool, input: Tensor, *others: Any) -> Unserved | None:
-    """Return an argument that only PyTorch computes, or refuses."""
+    """Return an argument that only PyTorch computes, or refuses, or None.
+
+    others: of the operator batch_norm_relu after its input.
+    """
     running_mean, running_var, momentum, _ = others[3:]
     if not training:
         return Unserved("training", "True", training)
@@ -88,13 +92,14 @@ def _unserved_kinds(
     momentum: float,
     eps: float,
 ) -> Unserved | None:
-    """Return an argument that kernels refuse, for compiled regions, where no error is caught."""
+    """Return an argument that kernels refuse, or None, for compiled regions, where no error is
+    caught."""
     if input.dtype not in _FLOATS or input.layout is not torch.strided:
         return Unserved("input", "dense floating-point numbers of 16 to 64 bits", "others")
     if residual is not None and (residual.shape != input.shape or residual.dtype != input.dtype):
         return Unserved("residual", "the input's shape and dtype", "another")
     of_sums = torch.float32 if input.dtype in _HALVES else input.dtype
-    kinds = [
+    kinds = [  # dtypes of weight and bias, and of the running statistics
         [each.dtype for each in pair if each is not None]
         for pair in ((weight, bias), (running_mean, running_var))
     ]
@@ -110,6 +115,10 @@ def _unserved_kinds(
 
 
 def _call(ours: Any, *arguments: Any) -> Tensor:
+    """Run a call that matches no recent one: by ours(*arguments), the dispatcher, or PyTorch.
+
+    In compiled regions the operator returns new running statistics, which are copied here.
+    """
     if not torch.compiler.is_compiling():
         if differentiates():
             other = Unserved("derivative", "reverse mode outside of torch.func", "another")

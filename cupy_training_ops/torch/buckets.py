@@ -38,13 +38,14 @@ class GradientBuckets:
         self._came: list[Any] = []  # parameters whose gradients are ready but not handed on
         self._is_paused = False
         self._hooks: list[Any] = []
-        self._lasts = self._buckets.lasts()
+        self._lasts = self._buckets.lasts()  # indices of the parameters that come last in buckets
         self._register(self._lasts)
 
     def wait(self) -> list[Any]:
         """Return the parameters' gradients, None for those without one."""
         self._hand_on()
         gradients, lasts = self._buckets.wait(), self._buckets.lasts()
+        # Buckets or the order of gradients changed: hook the new lasts, or all parameters, eagerly.
         if self._hooks and (lasts != self._lasts or not self._is_steady):
             self._register(lasts if lasts != self._lasts else range(len(self._parameters)))
             self._lasts = lasts
@@ -72,9 +73,9 @@ class GradientBuckets:
     def _register(self, eager: Collection[int]) -> None:
         """Hook the parameters.
 
-        The hook of an `eager` parameter, usually the last of its bucket, passes all gradients that
-        have come to the buckets. Hooks of others only append to a list, in C, as Python would hold
-        up the backward pass.
+        eager: indices of parameters, usually the last of each bucket, whose hooks pass all
+        gradients that have come to the buckets. Hooks of others only append to a list, in C, as
+        Python would hold up the backward pass.
         """
         self.close()
         self._is_steady = True
@@ -87,7 +88,10 @@ class GradientBuckets:
         self._is_watched = len(eager) < len(self._parameters)
 
     def _hook(self, place: int, parameter: Any) -> None:
-        """Pass all gradients that have come, with that of this parameter, to the buckets."""
+        """Pass all gradients that have come, with that of this parameter, to the buckets.
+
+        place: its index.
+        """
         if not self._is_paused:
             self._came.append(parameter)
             self._hand_on()

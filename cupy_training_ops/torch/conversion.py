@@ -60,6 +60,7 @@ class Conversion:
     )
 
     def __str__(self) -> str:
+        """Return a text: what was swapped, and a line for each reason why others were left."""
         counts = Counter(self.swapped.values())
         kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
         lines = [f"swapped {kinds or 'nothing'}"]

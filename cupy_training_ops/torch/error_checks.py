@@ -22,6 +22,7 @@ from .pinned import NUMBERS, PinnedNumbers, read_later
 from .save_rules import LEAF_NODE, SAME_NUMBERS
 from .saved import MANY, Entry, Kind, Untouched
 
+# Names of nodes through which the products before a norm are searched.
 SUMS = frozenset(f"{name}Backward{i}" for i in (0, 1) for name in ("Add", "Sub"))
 SLOPES = frozenset(f"{name}Backward0" for name in ("Relu", "LeakyRelu", "Gelu", "Silu"))
 LOOKED_BEHIND = SAME_NUMBERS | SUMS | SLOPES
@@ -34,7 +35,8 @@ class Operand(PendingCheck):
     """A pending check of an operand of a product, which a later norm or operand may fail.
 
     Both operands of a product of activations pass or fail together, as the error of one is
-    multiplied by the means of the other.
+    multiplied by the means of the other. is_centred: a norm subtracts the feature means of the
+    product's result.
     """
 
     may_be_centred = True
@@ -104,9 +106,9 @@ class ThreadState(threading.local):
     """A thread's products, and the number of tensors of each kind in this step."""
 
     def __init__(self) -> None:
-        self.products: dict[int, weakref.ref[Entry]] = {}  # by sequence number
+        self.products: dict[int, weakref.ref[Entry]] = {}  # operands by nodes' sequence numbers
         self.counts: dict[Kind, int] = {}
-        self.captured: list[tuple[ErrorCheck, Tensor]] = []
+        self.captured: list[tuple[ErrorCheck, Tensor]] = []  # checks, and numbers at replay
         self.product = -1  # sequence number of the product whose operands are being saved
         self.operands: list[Operand] = []
 
@@ -152,10 +154,11 @@ class ErrorChecks:
     def add(
         self, entry: Entry, x: Tensor, kind: Kind, numbers: Any, original: Untouched | None
     ) -> None:
-        """Add a check of new codes.
+        """Add a check of new codes of x.
 
-        original: the uncompressed tensor, referenced until the check is decided; None if a CUDA
-        graph is captured, whose failures are counted at replay.
+        numbers: what the encoder measured, or None. original: the uncompressed tensor, referenced
+        until the check is decided; None if a CUDA graph is captured, whose failures are counted at
+        replay.
         """
         if kind.measure == RANGE:
             numbers = measure_range(entry.code, x.detach(), kind)
@@ -173,9 +176,10 @@ class ErrorChecks:
         self.pending.add(check, entry, kind.coding.code_nbytes)
 
     def _operands(self, node: int) -> list[Operand] | None:
-        """Return the list of operands of the product `node`, or None if node is -1.
+        """Return the list of operands of a product, to which the next one is appended.
 
-        The operands of the product before it are complete, and are decided.
+        node: the sequence number of the product's node; -1: no product of activations, which has
+        None. The operands of the product before it are complete, and are decided.
         """
         thread = self._thread
         if thread.product != node:
@@ -196,7 +200,7 @@ class ErrorChecks:
     # ---- products followed by a norm -------------------------------------------------------------
 
     def remember_product(self, entry: Entry) -> None:
-        """Remember a product's operand by the node that is saving it."""
+        """Remember an operand of a product by the node that is saving it, for `centre`."""
         if not entry.pending:
             return
         products = self._thread.products
@@ -226,8 +230,8 @@ class ErrorChecks:
 
 
 def measure_range(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
-    """Return the largest magnitude of float16 codes; for a product's operand also the sums of
-    variances and squared means, as a softmax after the product ignores means."""
+    """Return (largest magnitude,) of float16 codes of x; for a product's operand also the sums over
+    features of variances and of squared means, as a softmax after the product ignores means."""
     largest = torch.linalg.vector_norm(code.view(torch.float16), torch.inf, dtype=torch.float32)
     if kind.use.need != PRODUCT:
         return largest.reshape(1)
@@ -237,7 +241,8 @@ def measure_range(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
 
 
 def empty_numbers(kind: Kind, captured: bool) -> Tensor | PinnedNumbers:
-    """Allocate the numbers that an encoder measures: page-locked, unless a graph is captured."""
+    """Allocate memory for the NUMBERS that an encoder measures: page-locked, unless a graph is
+    captured."""
     if kind.index >= 0 and not captured:
         return PinnedNumbers(kind.index)
     return torch.empty(NUMBERS, dtype=torch.float32, device=kind.form.device)

@@ -62,6 +62,9 @@ _MOST_SEED = 1 << 62
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
 
+# Return an argument that kernels refuse, or None; arguments: those of the operator.
+
+
 def _unserved_dim(input: Tensor, _: int) -> Unserved | None:
     return None if input.dim() else Unserved("input", "a dimension or more", "a scalar")
 
@@ -169,7 +172,8 @@ def log_softmax(
 def _cast(
     function: str, input: Tensor, dim: int | None, stacklevel: int, dtype: torch.dtype | None
 ) -> tuple[Tensor, int]:
-    """Return the input in a dtype, and the dimension that PyTorch chooses, with its warning."""
+    """Return (input in the dtype, dim); a dim of None becomes the one that PyTorch chooses, with
+    its warning. stacklevel: of the warning; in a deprecated form, the dtype."""
     refuse_others(function, input=input)
     if isinstance(stacklevel, torch.dtype):
         message = f"{function}(input, dim, dtype) is deprecated: name dtype, as PyTorch does"
@@ -216,7 +220,8 @@ def dropout(
 
 
 def _drop_fallback(*arguments: Any) -> Any:
-    """Run a dropout that matches no recent call, by PyTorch if kernels refuse it."""
+    """Run a dropout of (input, bias, residual, p) that matches no recent call, by PyTorch if
+    kernels refuse it."""
     input, bias, residual, _ = arguments
     refuse_others("dropout", {"bias": bias, "residual": residual}, input=input)
     if torch.compiler.is_compiling():
@@ -230,7 +235,7 @@ def _drop_fallback(*arguments: Any) -> Any:
 
 
 def _draw_and_drop(*arguments: Any) -> Any:
-    """Draw (seed, offset), or a tensor of both, and drop.
+    """Draw (seed, offset), or a tensor of both, and drop; arguments: input, bias, residual, p.
 
     A tensor is drawn on the device, again in each run of a compiled region or captured graph.
     """
@@ -263,6 +268,7 @@ _drop = _dropout.drawing(_draw, _drop_fallback)
 
 
 def _draw_on(device: torch.device) -> Tensor:
+    """Draw a tensor of (seed, offset) on a device, from PyTorch's generator there."""
     return torch.randint(_MOST_SEED, (2,), device=device)
 
 
@@ -295,6 +301,7 @@ def embedding(
 def _unserved_embedding(
     _: Any, max_norm: float | None, __: float, scale_grad_by_freq: bool, sparse: bool
 ) -> Unserved:
+    """Return the option, one of which is set, that no kernel takes."""
     if max_norm is not None:
         return Unserved("max_norm", "None", max_norm)
     name, value = ("sparse", sparse) if sparse else ("scale_grad_by_freq", scale_grad_by_freq)

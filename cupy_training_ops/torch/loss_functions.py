@@ -70,7 +70,7 @@ def _their_regularized(
     if not lse_square_scale:
         return theirs.cross_entropy(input, target, weight, reduction=reduction, **named)
     losses = theirs.cross_entropy(input, target, weight, reduction="none", **named)
-    weights = torch.ones_like(losses)
+    weights = torch.ones_like(losses)  # of rows, 0 where the target is ignored
     if not target.is_floating_point():
         if weight is not None:
             weights = weight[target.clamp(0, input.shape[input.dim() > 1] - 1)]
@@ -102,7 +102,8 @@ def _their_measured(
     dtype: torch.dtype | None,
     *terms: float,
 ) -> tuple[Tensor, ...]:
-    """Compute the loss by PyTorch's functions, and what is measured beside it."""
+    """Return (loss, loss, z-loss, predicted classes) by PyTorch's functions, the second in place of
+    the gradient that the operator returns."""
     smoothing, square, cap = terms
     with torch.no_grad():
         scores = input.detach()
@@ -149,7 +150,7 @@ _measured_row_losses = DOORS["measured_linear_cross_entropy_rows"].every
 
 
 class CrossEntropyOutput(NamedTuple):
-    """A loss, and what is computed in the same pass if it is asked for; without gradients."""
+    """A loss, and measures of the same pass, without gradients; None if they are not asked for."""
 
     loss: Tensor
     z_loss: Tensor | None = None
@@ -296,7 +297,7 @@ def _output(
     reduction: str,
     wanted: tuple[bool, bool, bool],
 ) -> CrossEntropyOutput:
-    """Return the loss with what is wanted of z-loss, accuracy and predictions."""
+    """Return the loss with those of (z-loss, accuracy, predictions) that `wanted` is True for."""
     accuracy, predicted = None, predicted.reshape(target.shape)
     if wanted[1]:
         counts = target != ignore_index
@@ -317,7 +318,7 @@ def _against_probabilities(
     reduction: str,
     terms: tuple[float, ...],
 ) -> Tensor:
-    """Compute a loss against probabilities, by PyTorch what no kernel takes."""
+    """Return the loss against probabilities; PyTorch computes it for arguments no kernel takes."""
     reason = _unserved_probabilities(input, target, weight, ignore_index)
     if reason is not None:
         arguments = (input, target, weight, ignore_index, reduction, None, *terms)
@@ -339,7 +340,7 @@ def _against_probabilities(
 def _unserved_probabilities(
     input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> Unserved | None:
-    """Return the argument of a loss against probabilities that kernels refuse."""
+    """Return an argument of a loss against probabilities that kernels refuse, or None."""
     if target.dtype not in FLOATS or target.shape != input.shape or not input.numel():
         shape = tuple(input.shape)
         expected = f"classes in int64 or int32, or probabilities of shape {shape}, not empty"
@@ -387,7 +388,10 @@ def _autocast_dtype(scores: Tensor) -> torch.dtype | None:
 
 
 def _in_place(input: Tensor, *others: Any) -> Tensor:
-    """Compute the loss, and overwrite the scores by their gradient."""
+    """Return the loss, and overwrite the scores by their gradient.
+
+    others: arguments of the operator cross_entropy after the scores, with or without `terms`.
+    """
     if not torch.compiler.is_compiling() and differentiates():
         return (_loss_and_gradient if len(others) == 5 else _regularized)(input, *others)
     if torch._C._are_functorch_transforms_active():
@@ -605,7 +609,7 @@ def _unserved_linear(
     reduction: str,
     ignore_index: int | None,
 ) -> Unserved | None:
-    """Return the argument of a linear layer's loss that kernels refuse."""
+    """Return an argument of a linear layer's loss that kernels refuse, or None."""
     others = {"linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
     for name, tensor in (*others.items(), ("weight", weight)):
         if tensor is not None and tensor.device != input.device:
@@ -655,7 +659,8 @@ def _their_linear_loss(
     options: Any,
     terms: tuple[float, ...],
 ) -> Tensor:
-    """Call PyTorch's function, or its parts where it lacks an argument; 2.13 is its first."""
+    """Call PyTorch's function, or compute scores and then loss where that lacks an argument, or
+    PyTorch, before 2.13, lacks the function."""
     if hasattr(theirs, "linear_cross_entropy") and not any(terms[1:]):
         return theirs.linear_cross_entropy(
             input,
@@ -689,6 +694,7 @@ def _their_measured_linear_loss(
     terms: tuple[float, ...],
     wanted: tuple[bool, bool, bool],
 ) -> CrossEntropyOutput:
+    """Compute a linear layer's loss and measures by PyTorch's functions; wanted: as of _output."""
     ignored = -100 if ignore_index is None else ignore_index
     rows, by_row, shape = _in_rows(input, linear_weight, target)
     scores = _scores_of(rows, linear_weight, linear_bias)

@@ -342,10 +342,11 @@ class LinearCrossEntropyLoss(_Measuring, Replacement, _TheirLinear):  # type: ig
 
 
 def replacing(cls: Any, forward: Callable[..., Any], make: Callable[[Any], Any]) -> Any:
-    """Make a subclass with another forward pass, in the place of a class.
+    """Return a subclass with another forward pass, and with the name and module of the class, which
+    libraries look up.
 
-    make: returns this subclass for the class: copies and pickles name both, as the subclass stands
-    in no module. It has the name and module of the class, which libraries look up.
+    make(cls): returns this same subclass: pickles and copies store `make` and `cls`, as no module
+    has the subclass under its name.
     """
 
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
@@ -365,7 +366,7 @@ def is_replacing(cls: type) -> bool:
 
 
 def _blank(make: Callable[[Any], Any], cls: Any) -> Any:
-    """Make a module without state."""
+    """Make a module of the subclass make(cls) without state; pickles call it (`replacing`)."""
     subclass = make(cls)
     return subclass.__new__(subclass)
 

@@ -63,6 +63,7 @@ VIEWS = packets(
     *("unsqueeze", "expand", "slice", "split", "split_with_sizes", "select", "cat", "stack"),
     *("constant_pad_nd", "_to_copy", "detach", "as_strided", "flip", "unbind", "contiguous"),
 ) | {prims.convert_element_type, operator.getitem}
+# Products in backward graphs, and in forward graphs.
 PRODUCTS = packets("mm", "addmm", "bmm", "baddbmm", "convolution_backward", "_grouped_mm")
 FORWARD_PRODUCTS = packets("mm", "addmm", "bmm", "baddbmm", "convolution")
 SUMS = packets("add", "sub")
@@ -90,7 +91,7 @@ NEEDS_OF_ATTENTION = {
 
 
 def packet(target: object) -> object:
-    """Return an operator without its overload."""
+    """Return an operator without its overload, aten.add of aten.add.Tensor; others unchanged."""
     return getattr(target, "overloadpacket", target)
 
 
@@ -126,7 +127,7 @@ def is_tensor(node: object) -> bool:
 
 def needs_exact_results(node: Node) -> bool:
     """Return True if small results of a node matter beside large ones, as of an exponential or a
-    quotient; a tile's scale would round them away."""
+    quotient; codes, whose TILE neighbours share a scale, would round them to 0."""
     source = origin(node)
     if source in SMOOTH:
         return False
@@ -166,7 +167,7 @@ def _readers(nodes: set[Node], through: frozenset[object]) -> set[Node]:
 
 
 def gradients_in(graph: Graph) -> set[Node]:
-    """Nodes of a backward graph that depend on gradients."""
+    """Return the nodes of a backward graph that depend on gradients of the results."""
     gradients: set[Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -179,10 +180,14 @@ def gradients_in(graph: Graph) -> set[Node]:
 
 
 class Backward:
-    """A backward graph: which nodes depend on gradients, and the uses of its values."""
+    """A backward graph: which nodes depend on gradients, and the uses of its values.
+
+    placeholders: by name. order: index of each node. gradients: nodes that depend on gradients.
+    """
 
     def __init__(self, graph: Graph, parameters: Collection[str] = ()) -> None:
-        self._parameters = parameters  # names, also of values computed only from them
+        """parameters: names of parameters, and of values computed only from them."""
+        self._parameters = parameters
         self.placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
         self.order = {node: i for i, node in enumerate(graph.nodes)}
         self.gradients = gradients_in(graph)
@@ -192,7 +197,10 @@ class Backward:
                 self.uses(node, image)
 
     def points(self, saved: Node) -> list[Node]:
-        """Return the chain of values through which all uses of a saved one go, itself first."""
+        """Return the chain of values through which all uses of a saved one go, itself first.
+
+        Any of them may be encoded in its place: each but the last is read only by the next.
+        """
         points, size = [saved], saved.meta["val"].numel()
         while len(points[-1].users) == 1:
             (user,) = points[-1].users
@@ -204,14 +212,14 @@ class Backward:
         return points
 
     def uses(self, node: Node, image: Image = Image.VALUE) -> Uses:
-        """Return the joint need of a node's users."""
+        """Return the joint need of a node's users; image: how it depends on the saved value."""
         key = (node, image)
         if key not in self._uses:
             self._uses[key] = _join(self._use(node, user, image) for user in node.users)
         return self._uses[key]
 
     def _use(self, node: Node, user: Node, image: Image) -> Uses:
-        """Return the need of one user; if that only passes the value on, of its own users."""
+        """Return the need of one user of `node`; if it passes the value on, of its own users."""
         if user.op == "output":
             return Uses(Need.EXACT, reason="gradient")
         source = origin(user)

@@ -23,12 +23,16 @@ from .policies import POLICIES, GraphPolicy
 from .rewrite import rewrite
 
 OPTION = "custom_partitioner_fn"
-LEAST = 64 << 10  # bytes
+LEAST = 64 << 10  # bytes; smaller tensors are not worth an encoder
+# A change of these files changes compiled graphs, and so the key of PyTorch's cache.
 SOURCES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
 
 
 class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
-    """Splits a joint graph for Inductor, with activations saved as codes."""
+    """Splits a joint graph of forward and backward pass for Inductor, activations saved as codes.
+
+    least: bytes below which tensors are not encoded.
+    """
 
     def __init__(self, policy: GraphPolicy, budget: Budget | None, least: int) -> None:
         self.policy, self.budget, self.least = policy, budget, least
@@ -47,7 +51,10 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
     def __call__(
         self, gm: GraphModule, joint_inputs: object, **settings: Any
     ) -> tuple[GraphModule, GraphModule]:
-        """Return the forward and the backward graph, PyTorch's own ones after an error."""
+        """Return the forward and the backward graph, PyTorch's own ones after an error.
+
+        gm: the joint graph. settings: what PyTorch passes to its own partitioner.
+        """
         try:
             return self._partition(gm, joint_inputs, settings)
         except Exception as error:  # of whatever kind: training goes on without codes
@@ -64,6 +71,7 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
     def _partition(
         self, gm: GraphModule, joint_inputs: object, settings: dict[str, Any]
     ) -> tuple[GraphModule, GraphModule]:
+        """Choose a partition within the budget, and put codes into its graphs."""
         planner = Planner(
             self.policy, self.least, settings.get("static_lifetime_input_indices") or ()
         )
@@ -90,7 +98,10 @@ class Account:
         self._graphs.append(lines + [_line_of_recomputed(node) for node in chosen.recomputed])
 
     def report(self) -> dict[str, Any]:
-        """Return sums over all graphs, and the lines of each."""
+        """Return sums over all graphs, and the lines of each: see `ActivationCodes.report`.
+
+        "coded" has, by format, and "as_it_is", by reason, the sums of `_by`.
+        """
         lines = [line for graph in self._graphs for line in graph]
         counted = [line for line in lines if line["reason"] not in ANYWAY]
         stays = [line for line in lines if line["as"] == "itself"]
@@ -104,6 +115,10 @@ class Account:
 
 
 def _line(one: Saved, is_added: bool) -> dict[str, Any]:
+    """Describe a saved value: its bytes before and after, "as" what it is saved, and why.
+
+    is_added: PyTorch's own choice would not save it.
+    """
     form = "made again" if one.is_dropped else "itself" if one.format is None else one.format.name
     return {
         **_describe(one.forward),
@@ -117,7 +132,7 @@ def _line(one: Saved, is_added: bool) -> dict[str, Any]:
 
 
 def _line_of_recomputed(node: Node) -> dict[str, Any]:
-    """Describe a value that is computed again."""
+    """Describe a value that PyTorch's own choice would save, and that is computed again."""
     return {
         **_describe(node),
         "before": nbytes_of(node.meta["val"]),
@@ -130,6 +145,7 @@ def _line_of_recomputed(node: Node) -> dict[str, Any]:
 
 
 def _describe(node: Node) -> dict[str, Any]:
+    """Return the part of a line that both kinds of lines have."""
     value = node.meta["val"]
     return {
         "name": node.name,
@@ -139,6 +155,7 @@ def _describe(node: Node) -> dict[str, Any]:
 
 
 def _by(key: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return {value of `key` in lines: {"tensors": how many, "before": bytes, "after": bytes}}."""
     groups: dict[str, dict[str, int]] = {}
     for line in lines:
         sums = groups.setdefault(line[key], {"tensors": 0, "before": 0, "after": 0})

@@ -30,10 +30,11 @@ from .consumers import (
 from .formats import BITS, FLOATS, TILE, Format
 from .policies import GraphPolicy
 
+# Reasons why a value has no codes.
 CAST = "cast of a parameter"
-ANYWAY = {"parameter", "input"}
+ANYWAY = {"parameter", "input"}  # its memory is there in any case
 SHARED = "shared"  # its memory stays alive for another value
-SMALL = "small"
+SMALL = "small"  # fewer bytes than `least`
 UNKNOWN_SIZE = 4096  # what PyTorch's partitioner assumes for an unknown size
 
 
@@ -93,7 +94,10 @@ class Planner:
         self._nodes: dict[str, Node] = {}  # of the forward graph, by name
 
     def plan(self, forward: Graph, backward: Graph, num_outputs: int) -> list[Saved]:
-        """Return a plan for each saved tensor, in the order of the forward graph's outputs."""
+        """Return a plan for each saved tensor, in the order of the forward graph's outputs.
+
+        num_outputs: outputs before them, which are results of the model.
+        """
         self._nodes = {node.name: node for node in forward.nodes}
         outputs = list(forward.output_node().args[0])
         parameters = self.of_parameters(forward)
@@ -135,7 +139,10 @@ class Planner:
         return parameters
 
     def _choices(self, node: Node, seen: Backward, parameters: set[Node]) -> list[Saved]:
-        """Return the possible plans of a tensor, one for each value that could be encoded."""
+        """Return the possible plans of a tensor, one for each value that could be encoded.
+
+        seen: the backward graph. parameters: of `of_parameters`.
+        """
         placeholder = seen.placeholders[node.name]
         value = node.meta["val"]
         nbytes = nbytes_of(value)
@@ -162,7 +169,7 @@ class Planner:
         ]
 
     def _choice(self, node: Node, placeholder: Node, nbytes: int, point: Node, uses: Uses) -> Saved:
-        """Choose a format for `point`, by its uses."""
+        """Return the plan of a tensor with codes of `point`, whose format follows from its uses."""
         value, producer = point.meta["val"], _producer(node, point)
         if value.dtype is torch.bool:
             chosen: Format | None = BITS
@@ -204,7 +211,7 @@ def numel_of(value: Tensor) -> int:
 
 
 def nbytes_of(value: Tensor) -> int:
-    """Bytes of a tensor."""
+    """Return the bytes of a tensor; symbolic sizes as of `numel_of`."""
     return numel_of(value) * int(value.dtype.itemsize)
 
 
@@ -222,6 +229,7 @@ def memory_order(value: Tensor, is_image: bool) -> tuple[int, ...]:
     """
     if is_image:
         return (0, 2, 3, 1)
+    # Of equal strides the first dimension comes first: -dim is sorted in reverse too.
     strides = [(_number(stride), -dim) for dim, stride in enumerate(value.stride())]
     return tuple(-dim for _, dim in sorted(strides, reverse=True))
 
@@ -291,12 +299,12 @@ def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:
 
 
 def _choose(choices: list[list[Saved]]) -> list[Saved]:
-    """Choose for each tensor the plan with the fewest bytes.
+    """Choose for each tensor the plan with the fewest bytes; choices: its possible plans.
 
     If a and b are read only in a + b, the sum is encoded: a absorbs b, which is dropped.
     """
     saved = [min(options, key=lambda option: option.saved_nbytes) for options in choices]
-    by_point: dict[Node, dict[int, Saved]] = {}
+    by_point: dict[Node, dict[int, Saved]] = {}  # plans that encode this value, by index in choices
     for i, options in enumerate(choices):
         for option in options:
             if option.format is not None and not option.is_in_place:
@@ -321,7 +329,11 @@ def _storage(node: Node) -> int:
 
 
 def _without_shared(saved: list[Saved], alive: set[int]) -> list[Saved]:
-    """Drop codes of values whose memory stays alive for others: they would save nothing."""
+    """Drop codes of values whose memory stays alive for others: they would save nothing.
+
+    alive: storages, as of `_storage`, that stay alive in any case. Values without codes add theirs,
+    so it repeats until nothing changes.
+    """
     while True:
         stays = [one for one in saved if one.format is None and not one.is_dropped]
         alive = alive | {_storage(one.forward) for one in stays}

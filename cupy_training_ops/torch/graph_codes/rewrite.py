@@ -38,8 +38,9 @@ from .consumers import (
 from .formats import INT4_SIGNED, INT8_SIGNED, Parts, cast, centre_of
 from .plan import ANYWAY, SHARED, SMALL, Saved, numel_of
 
+# PyTorch raises an error if a saved tensor was written since, by its version: a version check.
 NO_CHECK = "saved_tensor_with_no_vc_check"  # PyTorch's key in node.meta: such tensors come last
-STEP = 2.0**-20  # between the positions of copies of a node
+STEP = 2.0**-20  # between the positions of nodes that are inserted after the same one
 SIGNED = {INT8_SIGNED, INT4_SIGNED}  # recomputed values might have other signs
 MOST_SOURCES = 2  # encoded values of its size, from which one is computed again
 LOOKUPS = packets("embedding")
@@ -78,7 +79,9 @@ def rewrite(
 
 
 def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[Node, ...]:
-    """Encode a value in the forward graph and decode it in the backward graph; return the codes."""
+    """Encode a value in the forward graph and decode it in the backward graph; return the nodes of
+    its codes. source: the node of `one.point` in the forward graph.
+    """
     value, chosen = one.point.meta["val"], one.format
     assert chosen is not None
 
@@ -87,6 +90,7 @@ def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[
     is_image = _is_image(value, one.order)
 
     def encode(x: Tensor) -> Parts:
+        """Return codes, scales, and the centre if there is one; dimensions in memory order."""
         centre: Parts = ()
         if one.tokens is not None:
             centre = (centre_of(x, one.tokens).permute(one.order).contiguous(),)
@@ -95,6 +99,7 @@ def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[
         return *chosen.encode(moved - centre[0] if centre else moved), *centre
 
     def decode(*parts: Tensor) -> Tensor:
+        """Return the value of what `encode` returned, its dimensions in their own order."""
         back = [one.order.index(dim) for dim in range(value.dim())]
         if one.tokens is not None:
             decoded = cast(chosen.decode(*parts[:-1]) + parts[-1], value.dtype)
@@ -133,7 +138,8 @@ def first_user(graph: Graph, node: Node) -> Node:
 
 
 def _cast_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
-    """Cast a parameter again in the backward graph; return it unless it is saved already."""
+    """Cast a parameter again in the backward graph; return (parameter,), or () if it is saved
+    already, as what is saved in place of the cast."""
     source = one.source
     assert source is not None
     chain = [one.forward]
@@ -164,7 +170,10 @@ def _erase_unread(graph: Graph, node: Node) -> None:
 
 
 class _Forward:
-    """Computes values of the backward graph in the forward graph."""
+    """Computes values of the backward graph in the forward graph.
+
+    _nodes: by name. _order: positions, with fractions for nodes that were added.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -192,7 +201,11 @@ class _Forward:
 
 
 def put_out(graph: Graph, places: dict[Node, tuple[Node, ...]], num_outputs: int) -> None:
-    """Replace saved values among a graph's outputs by their codes."""
+    """Replace saved values among a forward graph's outputs by the nodes of their `places`.
+
+    num_outputs: outputs before the saved values, which stay. PyTorch's descriptions of the outputs
+    (`desc`) are numbered again.
+    """
     output = graph.output_node()
     before = list(output.args[0])
     after = before[:num_outputs]
@@ -220,7 +233,9 @@ def compute_again(
 ) -> tuple[Node, ...]:
     """Compute values again that depend on others saved; return them, which no longer are.
 
-    products: results of products, which alone are computed again if there are some.
+    Changes both graphs. parameters: nodes of the forward graph, of `Planner.of_parameters`.
+    n_outputs: as of `put_out`. products: results of products, which alone are computed again if
+    there are some.
     """
     finder = _Images(backward, plan, parameters)
     places: dict[Node, tuple[Node, ...]] = {}
@@ -237,15 +252,21 @@ def compute_again(
 
 
 class _Images:
-    """Finds values that can be computed again, and writes them into the backward graph."""
+    """Finds values that can be computed again, and writes them into the backward graph.
+
+    `lookup`, `copy`, `product` and `chain` each find one way, as a list of nodes of the forward
+    graph, operands first; `write` copies such a list into the backward graph.
+    """
 
     def __init__(self, backward: Graph, plan: Sequence[Saved], parameters: set[Node]) -> None:
         self._graph, self._parameters = backward, parameters
+        # Placeholders of the backward graph by name, which is that of the saved forward node; and
+        # forward nodes that are encoded.
         self._saved = {node.name: node for node in backward.find_nodes(op="placeholder")}
         self._coded = {one.forward for one in plan if one.format is not None}
 
     def lookup(self, one: Saved) -> list[Node]:
-        """Return nodes that compute a value from rows of parameters, or []."""
+        """Return nodes that look a value up in rows of parameters, as an embedding does, or []."""
         chain: list[Node] = []
         if one.reason in STAYS or not self._follow_rows(one.forward, one.forward, chain):
             return []
@@ -314,11 +335,11 @@ class _Images:
 
     @staticmethod
     def _may_be_recomputed(one: Saved) -> bool:
-        """Return True if a value may have the error of codes, but for signs."""
+        """Return True if a value may have the error of codes, and no use depends on its signs."""
         return one.format is not None and one.format not in SIGNED and one.is_in_place
 
     def chain(self, one: Saved) -> list[Node]:
-        """Return nodes of the forward graph that compute a value from encoded ones, or []."""
+        """Return pointwise nodes that compute a value from one or two encoded ones, or []."""
         if not self._may_be_recomputed(one):
             return []
         chain: list[Node] = []
@@ -330,9 +351,9 @@ class _Images:
     def _follow(
         self, node: Node, value: Node | None, chain: list[Node], sources: set[Node]
     ) -> bool:
-        """Return True if pointwise operators compute `node` from parameters, saved tensors smaller
-        than `value`, and encoded ones that are not, which are added to `sources`. Without `value`
-        all saved tensors will do."""
+        """Return True if pointwise operators, appended to `chain`, operands first, compute `node`
+        from parameters, saved tensors smaller than `value`, and encoded ones that are not, which
+        are added to `sources`. Without `value` all saved tensors will do."""
         if node in chain or node in sources:
             return True
         if node is not value and node.name in self._saved:
@@ -361,7 +382,8 @@ class _Images:
         return target in SUMS and not node.kwargs and any(x in self._parameters for x in node.args)
 
     def write(self, one: Saved, chain: list[Node]) -> tuple[Node, ...]:
-        """Compute a value in the backward graph; return parameters to be saved for it."""
+        """Compute a value in the backward graph by `chain`, in place of its placeholder; return
+        operands, as parameters, that have to be saved for it."""
         added = []
         copies: dict[Node, Node] = {}
         for read in [read for node in chain for read in node.all_input_nodes]:
@@ -387,7 +409,10 @@ class _Images:
 
 
 def record(graph: Graph, before: Node, function: Callable[..., Any], *inputs: Node) -> Any:
-    """Insert a function's operators before a node; return its results as nodes."""
+    """Insert a function's operators before a node; return its results as nodes.
+
+    inputs: nodes, whose values the function takes.
+    """
     recorder = _Recorder(graph, inputs)
     fake = inputs[0].meta["val"].fake_mode
     with graph.inserting_before(before), torch.no_grad(), fake, recorder:
@@ -401,8 +426,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, graph: Graph, inputs: tuple[Node, ...]) -> None:
         super().__init__()
         self._graph = graph
-        self._nodes = {id(node.meta["val"]): node for node in inputs}
-        self._sizes: dict[str, Node] = {}
+        self._nodes = {id(node.meta["val"]): node for node in inputs}  # by id of their tensor
+        self._sizes: dict[str, Node] = {}  # by symbolic size
         self._alive: list[Tensor] = []  # so that no id is reused
         self._inputs = inputs
         self._decompositions = select_decomp_table()
@@ -410,9 +435,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        if (
-            func.namespace == "aten"
-        ):  # Inductor lowers only the decomposition of some, as of to.dtype
+        """Run an operator on fake tensors, and add its call and results to the graph."""
+        # Inductor lowers only the decomposition of some operators, as of to.dtype: record that.
+        if func.namespace == "aten":
             with self:
                 decomposed = self._decompositions.get(func, func.decompose)
                 result = decomposed(*args, **(kwargs or {}))
@@ -444,7 +469,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return value
 
     def _size(self, value: torch.SymInt) -> object:
-        """Return a node for a symbolic size, of a dimension of an input."""
+        """Return a node for a symbolic size, read from a dimension of an input that has it."""
         key = str(value)
         if key not in self._sizes:
             places = (

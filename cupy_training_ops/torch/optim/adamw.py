@@ -100,6 +100,7 @@ class SGD(Optimizer):
     # ---- states: PyTorch's has a momentum, and no step -------------------------------------------
 
     def _check_state(self, parameter: Tensor, state: State) -> None:
+        """Refuse a state without momentum, or one that does not fit; it may lack a step."""
         if "momentum_buffer" not in state:
             got = ", ".join(map(str, state))
             refuse("SGD", "state", "momentum_buffer", got)
@@ -127,7 +128,9 @@ class SGD(Optimizer):
 
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
-KINDS: dict[tuple[str, bool], type[Op]] = {  # by (moments, the step computes the norm)
+# The operator of Adam's step, by its moments ("numbers" in float32, these with AMSGrad's "largest",
+# or "codes"), and by whether it computes the gradients' norm.
+KINDS: dict[tuple[str, bool], type[Op]] = {
     ("numbers", False): AdamWUpdateWithRates,
     ("numbers", True): AdamWStepWithRates,
     ("largest", False): AMSGradUpdateWithRates,
@@ -193,6 +196,7 @@ class Adam(Optimizer):
         return {**super().__getstate__(), "bits": self.bits}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set a pickled state; codes of an older version are encoded anew."""
         if state.pop("is_coded", False):  # a pickle of an older version
             state["bits"] = 8
         super().__setstate__(state)
@@ -211,6 +215,7 @@ class Adam(Optimizer):
     def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
         attributes: dict[str, Any] = {
             "max_norm_clip": math.inf,
+            # 0: decay weights before the update; 2: add weight_decay * weights to the gradient.
             "weight_decay_mode": 0 if group["decoupled_weight_decay"] else 2,
             "maximize": bool(group["maximize"]),
             "rounding_seed": self._seed_of(part),
@@ -230,6 +235,7 @@ class Adam(Optimizer):
         return self._update_by(KINDS[moments, is_measured], attributes, numbers)
 
     def _first_state(self, parameter: Tensor, names: Sequence[str]) -> State:
+        """Return a state with 0, or codes of 0, for the moments that are missing."""
         if self.bits is not None:
             self._refuse_uncoded(parameter)
             if parameter.numel() >= states.MIN_CODED:
@@ -269,13 +275,15 @@ class Adam(Optimizer):
         super().load_state_dict(_decode(type(self).__name__, state_dict, self._parameters()))
 
     def _adopt_state(self, state_dict: dict[str, Any]) -> None:
+        """Give loaded moments this class's dtypes and layouts, then encode those that are to be."""
         super()._adopt_state(state_dict)
         for parameter, own in self.state.items():
             if "exp_avg" in own and not codes.are_codes(own):
                 self._encode(parameter, own)
 
     def _encode(self, parameter: Tensor, own: State) -> None:
-        """Set a parameter's moments from numbers, in codes where they are to be."""
+        """Update a parameter's state by `own`, whose moments are float32, or become codes if this
+        optimizer encodes moments of this size."""
         if self.bits is not None and parameter.numel() >= states.MIN_CODED:
             own = own | codes.encode(own, parameter, self.bits)
         self.state[parameter] |= own
@@ -340,7 +348,7 @@ def _is_plain(parameter: Tensor) -> bool:
 
 
 def _decode(optimizer: str, state_dict: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
-    """Return a state_dict with the moments' codes decoded."""
+    """Return a state_dict with the moments' codes decoded; optimizer: its name, for errors."""
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     state = dict(state_dict["state"])
     for key, parameter in zip(keys, parameters, strict=False):  # PyTorch refuses other numbers

@@ -80,7 +80,8 @@ def without_gaps(tensor: Tensor) -> Tensor:
 
 
 def laid_out(gradient: Tensor, like: Tensor) -> Tensor:
-    """Return a gradient with the strides of `like`, copied if they differ, in memory order."""
+    """Return a gradient with the strides of `like`, its parameter, copied if they differ, and its
+    dimensions in memory order; one that is sparse or of another shape unchanged, to be refused."""
     if gradient.shape != like.shape or gradient.layout != torch.strided:
         return gradient
     if gradient.stride() != like.stride():
@@ -107,7 +108,7 @@ def zero_norm(like: Tensor) -> dict[str, Tensor]:
 
 
 class Update(NamedTuple):
-    """An operator that updates a part, and its scalar inputs of this step, such as lr."""
+    """An operator that updates a part, and its scalar inputs of this step by name, such as lr."""
 
     op: Op
     key: object  # of the bound call in a part's cache
@@ -140,8 +141,8 @@ class Count:
     def advance(self, scales: Mapping[str, Tensor | None]) -> Note:
         """Return a write that counts a step in which this rank updates no elements.
 
-        scales: loss scale, norm, is_finite. If one is not finite, or False, the step is skipped
-        and not counted, as kernels do.
+        scales: loss scale, norm, is_finite, tensors of one element or None. If one is not finite,
+        or False, the step is skipped and not counted, as kernels do.
         """
         counts = torch.ones((), dtype=torch.bool, device=self.next.device)
         for tensor in scales.values():
@@ -170,7 +171,8 @@ class Part:
         finish           after the launches: raise the parameters' versions
 
     Calls are bound to the tensors' addresses; `gradients` binds again if a tensor has other memory.
-    place: index of the parameter group. names: of the states' tensors. count: None without names.
+    place: index of the parameter group. names: of the states' tensors that are updated, as
+    "exp_avg". count: of steps; None without names.
     """
 
     def __init__(
@@ -239,7 +241,8 @@ class Part:
         return own
 
     def by_ranks(self, gradients: Sequence[Tensor]) -> dict[Ranks, list[Tensor]]:
-        """Group gradients by the process groups over which their tensors are sharded."""
+        """Group gradients, as `gradients` returns them, by the process groups over which their
+        tensors are sharded."""
         if not self.is_shared:
             return {(): list(gradients)}
         indices = range(len(self.parameters)) if self._nonempty is None else self._nonempty
@@ -320,7 +323,8 @@ class Part:
 def _checked_write(call: OpenCall, inputs: Mapping[str, Any]) -> Note:
     """Check a call; return a function that launches it.
 
-    That is the whole call if tensors are converted to CuPy arrays, which has to be on its stream.
+    Where tensors have to become CuPy arrays, which belong to the stream of the launch, that
+    function makes the whole call, with its check.
     """
     checked = call.checked(**inputs)
     if inputs["gradients"][0].is_cuda and not (call.is_native and checked.over_tensors):
