@@ -238,13 +238,8 @@ def cross_entropy(
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
     terms: tuple[float, ...] = ()
-    has_terms = (
-        type(label_smoothing) is not float
-        or label_smoothing != 0.0
-        or type(lse_square_scale) is not float
-        or lse_square_scale != 0.0
-        or softcap is not None
-    )
+    are_numbers = type(label_smoothing) is type(lse_square_scale) is float
+    has_terms = not are_numbers or label_smoothing or lse_square_scale or softcap is not None
     is_measured = return_z_loss or return_token_accuracy or return_predicted_tokens
     if has_terms or is_measured or weight is not None or target.dtype not in _CLASSES:
         refuse_others("cross_entropy", {"weight": weight})
@@ -478,8 +473,7 @@ def linear_cross_entropy(
     lse_square_scale, softcap, return_z_loss, return_token_accuracy, return_predicted_tokens: as of
     cross_entropy. dtype: of the loss, which is rounded once; None: the input's. options: of PyTorch
     2.13's LinearCrossEntropyOptions, batch_chunk_size bounds the rows of a chunk, whose scores are
-    the memory that the loss needs; without it a chunk has 512 MiB. The other options are PyTorch's
-    own kernels'.
+    the memory that the loss needs (default: 512 MiB); other options are for PyTorch's kernels.
     """
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
     refuse_others("linear_cross_entropy", {"linear_bias": linear_bias, "weight": weight}, **tensors)
