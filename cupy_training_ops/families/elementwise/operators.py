@@ -257,6 +257,10 @@ class DivGrad(Op):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def infer(self, dy: Spec, a: Spec, b: Spec) -> tuple[Spec, ...]:
+        """Check that A and B broadcast to dY's shape; return the specs of dA and dB.
+
+        More than MAX_DIMENSIONS dimensions may do, if neighbours broadcast alike and are merged.
+        """
         shape = broadcast(a.shape, b.shape)
         if shape is None:
             refuse(self.name, "B", f"a shape that broadcasts with {a.shape}", f"{b.shape}")

@@ -45,10 +45,9 @@ CHECK = attribute(
 
 
 class _GatherGradient(Op):
-    """A gradient of gathered slices: attributes, the check of indices, the choice of a plan.
+    """Base of gradients that add slices of dY to the rows of dX that the indices name.
 
-    Each says which row of dX a slice of dY is added to: a batch has K slices and G rows, W elements
-    each.
+    A batch has K slices and G rows, W elements each.
     """
 
     outputs = (Output("dX", "T", shape="shape given by `shape`"),)
@@ -64,7 +63,7 @@ class _GatherGradient(Op):
             refuse(self.name, name, f"indices from {-extent} to {extent - 1}", str(first))
 
     def choose_plan(self, scatter: Scatter) -> Plan:
-        """Zeros where there are no slices, one launch for few; else sorted or with atomics."""
+        """Plan zeros if there are no slices, one launch for few; else a sort, or atomics."""
         if scatter.sizes.K == 0:
             scatter.zero(scatter.dx, scatter.dx.dtype)
             return scatter.plan()
@@ -143,6 +142,7 @@ class GatherNDGrad(_GatherGradient):
     check = CHECK
 
     def infer(self, shape: tuple[int, ...], indices: Spec, update: Spec) -> tuple[Spec, ...]:
+        """Check batch_dims and the shapes of indices and update; return the spec of output."""
         b, rank = self.batch_dims, len(indices.shape)
         if not 0 <= b < max(len(shape), 1):
             refuse(self.name, "batch_dims", f"from 0 to below the rank of shape {shape}", str(b))
@@ -204,6 +204,7 @@ class GatherElementsGrad(_GatherGradient):
     check = CHECK
 
     def infer(self, dy: Spec, shape: tuple[int, ...], indices: Spec) -> tuple[Spec, ...]:
+        """Check axis and indices, at most as long as X off the axis; return the spec of dX."""
         axis = from_front(self.name, self.axis, len(shape))
         if len(shape) > MAX_DIMS:
             refuse(self.name, "shape", f"at most {MAX_DIMS} dimensions", str(len(shape)))
@@ -236,7 +237,12 @@ class GatherElementsGrad(_GatherGradient):
         return add_columns(scatter, columns)
 
     def add_elements(self, scatter: Scatter, columns: int, stride: int) -> Plan:
-        """Atomic additions in the order of dY; strip by strip where columns go to columns."""
+        """Plan atomic additions of dY's elements, in the order of dY.
+
+        columns: extent of the indices' last coalesced dimension, whose elements lie `stride` apart
+        in dX (0 on the axis). Unless they are few or on the axis, a block takes STRIP_COLUMNS of
+        them in several rows.
+        """
         n, tile, items = scatter.sizes.K, STRIP_COLUMNS, ATOMIC_ITEMS
         if stride == 0 or columns < tile:
             return scatter.atomic(scatter.kernels.atomic, one_each(n, THREADS * items), n)
@@ -251,7 +257,11 @@ class GatherElementsGrad(_GatherGradient):
 
 
 def coalesce(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> list[tuple[int, int]]:
-    """The indices' dimensions as (extent, stride in X; 0 on the axis), merged where they can be."""
+    """Return the indices' dimensions as (extent, stride in X in elements, 0 on the axis).
+
+    Neighbours that can be walked as one are merged, extents of 1 left out: indices (2, 3, 4) of X
+    (5, 3, 4) on axis 0 give [(2, 0), (12, 1)].
+    """
     merged: list[tuple[int, int]] = []
     for d, extent in enumerate(indices):
         stride = 0 if d == axis else math.prod(shape[d + 1 :])
@@ -267,7 +277,11 @@ def coalesce(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> lis
 def columns_of(
     scatter: Scatter, shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]]
 ) -> Columns | None:
-    """Rows and columns where an element's column is known, whatever the indices are."""
+    """Return how to see dY and dX as rows and columns, where elements stay in their column.
+
+    dims: coalesced indices. dX has rows of the fewest elements that an index or an outer dimension
+    steps over. None if neighbours in the indices' last dimension are none in dX.
+    """
     (n, stride), outer = dims[-1], dims[:-1]
     if stride != 1:
         return None
@@ -277,7 +291,7 @@ def columns_of(
 
 
 def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], unit: int = 1) -> np.void:
-    """The kernels' struct Lines of coalesced dimensions, whose strides are counted in `unit`."""
+    """Return the struct Lines of coalesced `dims`; strides count `unit` elements of dX."""
     *outer, (n, column_stride) = dims
     return by_value(
         Lines,
@@ -292,7 +306,7 @@ def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], unit: 
 
 
 def table(values: Sequence[int]) -> HostArray:
-    """MAX_DIMS integers for the kernels' structs, zeros behind `values`."""
+    """Return `values` padded with zeros to MAX_DIMS int64, as the kernels' structs take them."""
     padded = np.zeros(MAX_DIMS, np.int64)
     padded[: len(values)] = values
     return padded

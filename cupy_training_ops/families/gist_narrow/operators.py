@@ -90,7 +90,7 @@ class GistFp10Decoder(_Narrow, gist.Decoder):
 
 
 class _Index4(_Narrow):
-    """Indices, which are moved as unsigned words of their size."""
+    """Base of codecs of integers, whose kernels know them as unsigned words of their size."""
 
     types: ClassVar[Types] = {"T": INTEGERS}
     per_code: ClassVar[int] = IN_BYTE
@@ -148,6 +148,8 @@ class GistIndex4Decoder(_Index4, gist.Decoder):
 
 
 class _BlockEncoder(_Narrow, gist.Encoder):
+    """Base of encoders whose tile of 1,024 elements is scales, then a byte an element."""
+
     scales_nbytes: ClassVar[int] = SCALES_NBYTES  # of a tile
     outputs = (Output("Y", "uint8", shape="shape (n + 16 ceil(n / 1024),)"),)
     tiles: ClassVar[Tiles] = {"X": TILE, "Y": TILE + SCALES_NBYTES}
@@ -157,6 +159,8 @@ class _BlockEncoder(_Narrow, gist.Encoder):
 
 
 class _BlockDecoder(_Narrow, gist.Decoder):
+    """Base of decoders of what a _BlockEncoder makes."""
+
     scales_nbytes: ClassVar[int] = SCALES_NBYTES  # of a tile
     inputs = (
         Input(

@@ -34,23 +34,23 @@ ENCODING, NARROW_ENCODING, FINISHING = 4, 5, 2
 
 
 class _Sparse(Op):
-    """Base of the family's encoders and decoders: the codec of the values."""
+    """Base of the family's encoders and decoders. Values are the elements that are not zero."""
 
     domain = "cupy_training_ops"
     tiles: ClassVar[Tiles] = None
-    values: ClassVar[str]  # the kernels' name of the codec of the values
-    group: ClassVar[int]  # values in 16 bytes, where they are not as they are
+    values: ClassVar[str]  # the CUDA class that codes values: AsTheyAre, Fp10 or Msfp15
+    group: ClassVar[int]  # values that it codes in 16 bytes
 
     def layout(self, decoded: Spec) -> Layout:
-        """The layout of an array's code."""
+        """Return the layout of the code of the array `decoded`."""
         return layout(decoded.size, decoded.dtype.itemsize, self.group_of(decoded.dtype))
 
     def group_of(self, dtype: Dtype) -> int:
-        """How many values take 16 bytes."""
+        """Return how many values of `dtype` take 16 bytes."""
         return self.group
 
     def binding(self, decoded: Dtype) -> dict[str, str]:
-        """The kernels' slots."""
+        """Return the macros that kernels are compiled with: codec and element type."""
         return {"VALUES": self.values, **slots(T=decoded)}
 
     def launch(
@@ -61,7 +61,7 @@ class _Sparse(Op):
         decoded: Dtype,
         threads: int = THREADS,
     ) -> Launch:
-        """A launch of one of the family's three kernels."""
+        """Launch one of the family's three kernels with `blocks` blocks of `threads`."""
         config = Config((blocks,), (threads,))
         return Launch(kernel, config, args, self.binding(decoded))
 
@@ -80,11 +80,15 @@ class _AsTheyAre(_Sparse):
 
 
 class _Fp10(_Sparse):
+    """Values as FP10, three in a word."""
+
     values = "Fp10"
     group = FP10_GROUP
 
 
 class _Msfp15(_Sparse):
+    """Values as MSFP15, a byte each, eight with one exponent."""
+
     values = "Msfp15"
     group = MSFP15_GROUP
 
@@ -98,7 +102,7 @@ CODE = Output(
 
 
 class SparseEncoder(_Sparse, gist.Encoder):
-    """The operators that make sparse codes, of a length that the device knows first."""
+    """Base of operators that make sparse codes, whose length only the device knows."""
 
     outputs = (CODE,)
 
@@ -110,7 +114,11 @@ class SparseEncoder(_Sparse, gist.Encoder):
         return dtype == UINT8 and len(shape) == 1 and parts.least <= shape[0] <= parts.most
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        """Two launches: encode; then finish, with the raw elements if these are shorter."""
+        """Plan two launches: encode; then write head and starts, or raw elements if shorter.
+
+        Scratch: a ticket that numbers tiles; for each tile groups of values and where they begin;
+        bytes of the code.
+        """
         parts = self.layout(x)
         scratch = ScratchMemory()
         tickets, groups = scratch.zeros(1, np.uint32), scratch.zeros(parts.tiles, np.uint32)
@@ -129,12 +137,13 @@ class SparseEncoder(_Sparse, gist.Encoder):
 
 
 class SparseDecoder(_Sparse, gist.Decoder):
-    """The operators that give back what a sparse code holds."""
+    """Base of operators that decode sparse codes."""
 
     inputs = (Input("X", "uint8", shape="any shape", doc="a code, or more bytes behind it"),)
     outputs = (Output("Y", "T", shape="shape `shape`, which has to be given"),)
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
+        """Return the spec of Y; refuse a code that is too short or too long for `shape`."""
         if self.shape is None:
             refuse(self.name, "shape", "the shape of Y", "None")
         y = Spec(self.shape, self.to)
@@ -166,7 +175,7 @@ class SparseDecoder(_Sparse, gist.Decoder):
         return "" if is_plain else self._flaw_of_sparse(codes, y, parts)
 
     def _flaw_of_sparse(self, codes: HostArray, y: Spec, parts: Layout) -> str:
-        """Starts that are not those of the mask, and bits of no element."""
+        """Return words for starts that do not follow from the mask, or bits behind it; else ""."""
         mask = np.unpackbits(codes[parts.mask : parts.values], bitorder="little")
         if mask[y.size :].any():
             return "its mask goes on after the last element"

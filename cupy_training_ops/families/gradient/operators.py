@@ -38,17 +38,18 @@ UPDATE_SIGNAL = Input(
 def _launch(
     symbol: str, grid: int, args: tuple[object, ...], t: Dtype = FLOAT32, value: Dtype = FLOAT32
 ) -> Launch:
-    """A launch of this family, whose kernels share their slots."""
+    """Launch `symbol` in `grid` blocks; t, value: the types T and VALUE of the kernels."""
     binding = slots(T=t, VALUE=value, CAPACITY=CAPACITY, CHUNK_NBYTES=CHUNK_NBYTES)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 
 
 def _wider(a: Spec, b: Spec) -> int:
+    """Return the bytes of an element of the wider array."""
     return max(a.dtype.itemsize, b.dtype.itemsize)
 
 
 def _blocks(a: Spec, b: Spec) -> int:
-    """Blocks of a launch over two arrays of the same size."""
+    """Return the blocks of a launch over two arrays of the same size."""
     return ceil_div(a.size * _wider(a, b), THREADS * NBYTES)
 
 
@@ -167,7 +168,7 @@ class InPlaceAccumulatorList(Op):
         return (old_sums,)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """A launch for each batch of arrays; arrays that stay as they are take no part."""
+        """Plan a launch for each batch of arrays, without those that stay as they are in place."""
         old_sums, values, update_signal, new_sums = specs
         update = update_signal is not False
         written = [update or not new_sum.in_place for new_sum in new_sums]
@@ -237,6 +238,7 @@ class MixedPrecisionScale(Op):
     types: ClassVar[Types] = {"SrcT": FLOATS, "ScaleT": (FLOAT32,), "DstT": FLOATS}
 
     def infer(self, s: Spec, xs: tuple[Spec, ...]) -> tuple[tuple[Spec, ...]]:
+        """Return the specs of Y: one fused array of rank 1, or one for each of X."""
         if s.size != 1:
             refuse(self.name, "S", "one element", f"shape {s.shape}")
         refuse_none(self.name, "X", xs)
@@ -245,7 +247,7 @@ class MixedPrecisionScale(Op):
         return (tuple(Spec(x.shape, self.to) for x in xs),)
 
     def plan(self, device: Device, s: Spec, xs: tuple[Spec, ...], ys: tuple[Spec, ...]) -> Plan:
-        """A launch for each batch of arrays, into arrays of their own or one after the other."""
+        """Plan a launch for each batch of arrays, into arrays of their own or one after another."""
         sizes = [x.size for x in xs]
         starts = list(itertools.accumulate(sizes, initial=0))
         kernel = "mixed_precision_scale__fused" if self.fuse_outputs else "mixed_precision_scale"

@@ -50,5 +50,5 @@ def mixed_precision_scale(
 
 
 def _wide(*arrays: HostArray) -> Dtype:
-    """The type that is computed in: float64 where an array has it, else float32."""
+    """Return the type to compute in: float64 where an array has it, else float32."""
     return FLOAT64 if any(array.dtype == FLOAT64 for array in arrays) else FLOAT32

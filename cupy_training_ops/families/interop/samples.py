@@ -19,7 +19,7 @@ NAME = "cupy_training_ops.testing.turned_round"
 
 
 def turned_round(*values: Any) -> tuple[Any, ...]:
-    """The arrays in the other order, with one dimension more; nothing is computed."""
+    """Return the arrays in reverse order, with a leading dimension of 1; nothing is computed."""
     return tuple(array[None] for array in reversed(values))
 
 
