@@ -117,7 +117,8 @@ def _elements(
     """
     numbers = (groups[:, None] * sample.pieces + k).astype(np.uint32)
     hashed = (numbers * np.uint32(HASH) >> HALF).astype(np.int64)
-    # A hash is in [0, 2^HALF), so that hash * stride >> HALF is in [0, stride).
+    # A hash is the upper HALF = 16 bits of a uint32 product, so that hash * stride >> HALF is in
+    # [0, stride).
     piece = k * sample.stride + (hashed * sample.stride >> HALF)
     run, part = np.divmod(piece, sample.per_run)
     begin = (run * sample.groups + groups[:, None]) * sample.inner

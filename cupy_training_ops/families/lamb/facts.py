@@ -14,7 +14,6 @@ CAPACITY = Slot(82)  # tensors a launch: 44 bytes each, beside numbers
 LISTS = 4  # that a launch has addresses of
 POINTERS = Slot(LISTS * CAPACITY)
 
-# Numbers of a tensor's step; ratio_*: limits of |weights| / |direction|.
 LambRule = Struct(
     "LambRule",
     alpha=double,

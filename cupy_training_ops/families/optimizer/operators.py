@@ -57,11 +57,11 @@ Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
 Number = Spec | Changing | None  # an array, or a number of each call; None where it is left out
 
-BLOCKS = 16  # a multiprocessor, of a norm
+BLOCKS = 16  # of a launch for a norm, for each multiprocessor
 
 
 def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype) -> Launch:
-    """A launch of this family, whose kernels share their slots."""
+    """Launch `symbol` in `grid` blocks, compiled for weights of type w and gradients of `grad`."""
     counts = {"TWO_LISTS": TWO_LISTS, "POINTERS": POINTERS, "ONE_LIST": ONE_LIST}
     binding = slots(W=w, GRAD=grad, CHUNK_NBYTES=CHUNK_NBYTES, STEP_NBYTES=STEP_NBYTES, **counts)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
@@ -113,7 +113,7 @@ def _rule(
     maximize: bool = False,
     seed: int | None = None,
 ) -> np.void:
-    """The kernels' SGDRule."""
+    """Return the kernels' SGDRule; seed: None rounds to nearest, else bfloat16 at random."""
     return by_value(
         SGDRule,
         momentum=momentum,
@@ -235,6 +235,7 @@ class SGDOptimizerList(Op):
         return common.signal(numbers[3]), w, mixed
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan the step, also of the subclass, which has a step and momenta behind these inputs."""
         lr, w, g, mixed, loss_scale, norm, max_norm, update, *others = specs[: -len(self.outputs)]
         updated, new_w, new_mixed, *new = specs[-len(self.outputs) :]
         step, momenta = others or (0, None)
@@ -254,7 +255,7 @@ class SGDOptimizerList(Op):
         return steps.then(common.count_step(count, lr, step, numbers[3], update, counted))
 
     def rule(self, *rates: float) -> np.void:
-        """The kernels' SGDRule of the attributes; a rate in place of weight_decay."""
+        """Return the kernels' SGDRule of the attributes, or with (weight_decay,) for `rates`."""
         (weight_decay,) = rates or (self.weight_decay,)
         return _rule(weight_decay=weight_decay, maximize=self.maximize)
 
@@ -298,6 +299,7 @@ class SGDMomentumList(SGDOptimizerList):
     def infer(
         self, lr: object, w: Specs, g: Specs, mixed: Any, *numbers: Any
     ) -> tuple[Inferred, ...]:
+        """Return what the base infers, the step after this one, and momenta."""
         *others, step, momenta = numbers
         inferred = super().infer(lr, w, g, mixed, *others)
         common.refuse_other_shapes(self.name, "momenta", momenta, "weights", w)
@@ -306,7 +308,7 @@ class SGDMomentumList(SGDOptimizerList):
         return *inferred, common.new_step(self.name, "step", step, others[3]), momenta
 
     def rule(self, *rates: float) -> np.void:
-        """The kernels' SGDRule of the attributes; three rates in place of as many of them."""
+        """Return the SGDRule of the attributes, or with `rates` for momentum, dampening, decay."""
         return _rule(
             *(rates or (self.momentum, self.dampening, self.weight_decay)),
             nesterov=self.nesterov,
@@ -319,7 +321,7 @@ class SGDMomentumList(SGDOptimizerList):
 
 
 def _norm(device: Device, xs: Specs, scratch: ScratchMemory, *results: object) -> Plan:
-    """The norm of a list, and whether it is finite, into `results`."""
+    """Plan the norm of a list; results: arrays for the norm and for the bool that it is finite."""
     dtype, most = xs[0].dtype, BLOCKS * device.multiprocessors
     launch = partial(_launch, "optimizer__norm", w=computed_in(dtype), grad=dtype)
     batches = one_or_more_batches(xs, CHUNK_NBYTES, ONE_LIST)
@@ -386,6 +388,7 @@ class InplaceClipGradNorm(Op):
         return (xs,)
 
     def plan(self, device: Device, xs: Specs, clipped: Specs) -> Plan:
+        """Plan the norm, into scratch memory, then a launch that scales gradients by it."""
         scratch = ScratchMemory()
         norm = scratch.take(1, FLOAT64)
         first = _norm(device, xs, scratch, norm, None)
