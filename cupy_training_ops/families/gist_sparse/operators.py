@@ -114,10 +114,10 @@ class SparseEncoder(_Sparse, gist.Encoder):
         return dtype == UINT8 and len(shape) == 1 and parts.least <= shape[0] <= parts.most
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        """Plan two launches: encode; then write head and starts, or raw elements if shorter.
+        """Plan two launches: encode; then store raw elements instead if these are no longer.
 
-        Scratch: a ticket that numbers tiles; for each tile groups of values and where they begin;
-        bytes of the code.
+        Scratch: a ticket that numbers tiles, groups of 16 bytes of each tile's values, those of all
+        tiles before it, and bytes of the code.
         """
         parts = self.layout(x)
         scratch = ScratchMemory()

@@ -45,12 +45,12 @@ SPECIALS: tuple[tuple[float, ...], ...] = (
 
 
 def logits(rng: Generator, shape: Shape, dtype: Any) -> Any:
-    """Numbers whose softmax is neither flat nor one-hot."""
+    """Return random normal numbers of deviation 2, whose softmax is neither flat nor one-hot."""
     return np.asarray(2 * rng.standard_normal(shape)).astype(dtype)
 
 
 def inputs(rng: Generator, name: str, shape: Shape, dtype: Any, axis: int = -1) -> tuple[Any, ...]:
-    """X; or dY and the softmax, or its logarithm, of something along the axis."""
+    """Return X; or, for a gradient, dY and the softmax or its logarithm of random numbers."""
     x = logits(rng, shape, dtype)
     if not name.partition("_")[0].endswith("Grad"):
         return (x,)
@@ -59,7 +59,7 @@ def inputs(rng: Generator, name: str, shape: Shape, dtype: Any, axis: int = -1) 
 
 
 def _special(rng: Generator, dtype: Any) -> tuple[Any, ...]:
-    """Special values at the start and in the middle of lines; a line of -inf alone."""
+    """Return X with SPECIALS at columns 0 and 31 of lines, and a line of -inf alone."""
     values = np.array(SPECIALS).astype(dtype)
     x = logits(rng, (2 * len(values) + 1, 67), dtype)
     x[: len(values), :3] = values

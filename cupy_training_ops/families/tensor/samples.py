@@ -29,7 +29,7 @@ ORDINARY = ((16, 32), (16, 64), (16, 16))
 
 
 def values(rng: Generator, shape: Shape, dtype: Any) -> Any:
-    """Numbers of any type: normal ones, random bits for integers."""
+    """Return random normal numbers, bools, or integers of random bits."""
     if dtype == BOOL:
         return rng.random(shape) < 0.5
     if dtype.kind in "iu":
@@ -50,6 +50,7 @@ def _concat_inputs(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tup
 def _split_inputs(
     rng: Generator, shapes: tuple[Shape, ...], axis: int, dtype: Any
 ) -> tuple[Any, ...]:
+    """Return an array of parts with `shapes` joined along the axis, and their lengths."""
     whole = list(shapes[0])
     split = tuple(shape[axis] for shape in shapes)
     whole[axis] = sum(split)
