@@ -135,6 +135,7 @@ class _Biased(_Elementwise):
         return super().infer(data)
 
     def plan(self, device: Device, data: Spec, *specs: Any) -> Plan:
+        """Plan the launch; the kernel takes the bias's size too, by which rows repeat it."""
         bias, residual = specs[:2]
         *_, state, output, mask = specs
         arrays = (data, bias, residual, output, mask)
@@ -218,7 +219,7 @@ class BiasSoftmaxDropout(Drawing):
         return same, Spec(data.shape, BOOL), same
 
     def plan(self, device: Device, data: Spec, bias: Spec, *specs: Any) -> Plan:
-        """One launch by lines: softmax of data + bias, then dropout of each element."""
+        """Plan one launch over rows: softmax of data + bias, then dropout of each element."""
         _, state, *outputs = specs
         launches = self.launches(device, (data, bias, *specs))
         lines = _rows(data.shape, self.axis)
@@ -274,6 +275,7 @@ class _Gradient(WithRatio):
     bitwise_exact = True
 
     def infer(self, dy: Spec, mask: Spec, *others: object) -> tuple[Spec, ...]:
+        """Return the spec of dx; refuse a mask of the wrong size."""
         n, unit = self.mask_size(dy)
         if mask.size != n:
             refuse(self.name, "mask", f"{n} {unit}", f"{mask.size}, of shape {mask.shape}")
@@ -284,6 +286,7 @@ class _Gradient(WithRatio):
         return dy.size, "elements, as many as dy has"
 
     def plan(self, device: Device, dy: Spec, mask: Spec, *specs: Any) -> Plan:
+        """Plan one launch of `kernel` on dy, mask and dx, with scale and keeps_all."""
         launches = self.launches(device, (dy, mask, *specs))
         arrays, options = (dy, mask, specs[-1]), (launches.scale, launches.keeps_all)
         return Plan((launches.elementwise(self.kernel, arrays, *options),))
@@ -352,6 +355,7 @@ class SoftmaxDropoutGrad(WithRatio):
     ratio_at = -1
 
     def infer(self, dy: Spec, mask: Spec, y: Spec, ratio: object) -> tuple[Spec, ...]:
+        """Check axis, mask and softmax_y; return the spec of dx."""
         from_front(self.name, self.axis, len(dy.shape))
         for name, spec in (("mask", mask), ("softmax_y", y)):
             if spec.shape != dy.shape:
@@ -359,7 +363,7 @@ class SoftmaxDropoutGrad(WithRatio):
         return (Spec(dy.shape, dy.dtype),)
 
     def plan(self, device: Device, dy: Spec, mask: Spec, y: Spec, *specs: Any) -> Plan:
-        """One launch by lines: dropout backwards, then softmax backwards."""
+        """Plan one launch over rows: dropout backwards, then softmax backwards."""
         dx = specs[-1]
         launches = self.launches(device, (dy, mask, y, *specs))
         launch = launches.over_lines(

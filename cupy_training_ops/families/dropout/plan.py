@@ -56,12 +56,12 @@ class Launches:
 
     @property
     def scale(self) -> object:
-        """The factor of kept elements, 1 / (1 - ratio)."""
+        """Return the factor of kept elements, 1 / (1 - ratio)."""
         return self._of_ratio(partial(dropout_scale, t=self.t))
 
     @property
     def keeps_all(self) -> object:
-        """True if there is nothing to drop, whatever a mask says."""
+        """Return True (or a Changing) for ratio 0: nothing is dropped, whatever a mask says."""
         return self._of_ratio(lambda ratio: ratio == 0)
 
     def elementwise(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
@@ -237,6 +237,7 @@ class Drawing(WithRatio):
 
     @classmethod
     def to_share(cls, **attributes: object) -> Self:
+        """Make the instance of the function form, whose offset is always 0 if it has a seed."""
         op = super().to_share(**attributes)
         if op.seed is not None:
             vars(op).update(_offsets=None)

@@ -88,6 +88,7 @@ class ScaleInPlace(ElementwiseOp):
     tiles: ClassVar[Tiles] = None
 
     def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
+        """Return the spec of output, that of input; refuse a factor of several elements."""
         x, factor = inputs
         if factor.size != 1:
             refuse(self.name, "factor", "one element", f"shape {factor.shape}")
@@ -152,11 +153,13 @@ class ScaledSum(ElementwiseOp):
     scale_2 = attribute(optional(real), None)
 
     def infer(self, *inputs: object) -> tuple[Spec | None, ...]:
+        """Refuse an input_2 without a scale_2; return the spec of output."""
         if inputs[2] is not None and self.scale_2 is None:
             refuse(self.name, "scale_2", "a number, because there is an input_2", "None")
         return super().infer(*inputs)
 
     def options(self, *inputs: object) -> tuple[Number, ...]:
+        """Return the three scales; of an absent input_2 -0.0."""
         # The kernel reads 0 for an absent input_2: 0 times -0 adds nothing, even to -0.
         scale_2 = -0.0 if inputs[2] is None or self.scale_2 is None else self.scale_2
         return self.scale_0, self.scale_1, scale_2
@@ -194,6 +197,7 @@ class FakeQuant(ElementwiseOp):
             refuse(self.name, "quant_max", expected, str(self.quant_max))
 
     def check_numbers(self, *inputs: Any) -> None:
+        """Refuse a scale that is 0, subnormal, infinite or NaN once it is rounded."""
         scale = round_number(inputs[1], inputs[0].dtype)
         limits = np.finfo(scale.dtype)
         if not limits.smallest_normal <= abs(scale) <= limits.max:

@@ -98,6 +98,7 @@ class GatherGrad(_GatherGradient):
     check = CHECK
 
     def infer(self, shape: tuple[int, ...], indices: Spec, dy: Spec) -> tuple[Spec, ...]:
+        """Return the spec of dX, of `shape`; refuse another dY than Gather gives."""
         axis = from_front(self.name, self.axis, len(shape))
         expected = (*shape[:axis], *indices.shape, *shape[axis + 1 :])
         if dy.shape != expected:
@@ -107,6 +108,7 @@ class GatherGrad(_GatherGradient):
     def plan(
         self, device: Device, shape: tuple[int, ...], indices: Spec, dy: Spec, dx: Spec
     ) -> Plan:
+        """Plan with dimensions before the axis as batches, and those after it as one width."""
         axis = self.axis % len(shape)
         before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         sizes = Sizes(before, indices.size, shape[axis], after)
@@ -173,6 +175,7 @@ class GatherNDGrad(_GatherGradient):
         return self.choose_plan(Scatter(self, device, sizes, indices, update, output, target))
 
     def check_values(self, *inputs: Any) -> None:
+        """Refuse numbers of index tuples that are out of range for their dimension."""
         shape, indices, _ = inputs
         for j in range(indices.shape[-1]):
             extent = shape[self.batch_dims + j]

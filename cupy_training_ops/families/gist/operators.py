@@ -100,6 +100,7 @@ class Decoder(_Codec):
     shape = SHAPE
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
+        """Return the spec of Y; refuse codes of another number of elements."""
         y = Spec(self.flat_shape(x) if self.shape is None else self.shape, self.to)
         if self.codes(y.size) != x.size:
             expected = f"{self.codes(y.size)} codes for shape {y.shape}"
@@ -358,12 +359,14 @@ class ReluGradFromBits(Op):
     bitwise_exact = True
 
     def infer(self, dy: Spec, bits: Spec) -> tuple[Spec, ...]:
+        """Return the spec of dX; refuse bits of another shape."""
         expected = (ceil_div(dy.size, BOX),)
         if bits.shape != expected:
             refuse(self.name, "bits", f"shape {expected}", f"shape {bits.shape}")
         return (Spec(dy.shape, dy.dtype),)
 
     def plan(self, device: Device, dy: Spec, bits: Spec, dx: Spec) -> Plan:
+        """Plan one launch, in which a thread has TILE_NBYTES bytes of dY."""
         config = Config((ceil_div(dy.nbytes, THREADS * TILE_NBYTES),), (THREADS,))
         arguments = (dy, bits, dx, dy.size, dy.aligned and dx.aligned)
         return Plan((Launch("relu_grad_from_bits", config, arguments, slots(T=dy.dtype)),))
@@ -394,6 +397,7 @@ class ReluWithBits(Op):
         return Spec(x.shape, x.dtype), Spec((ceil_div(x.size, BOX),), UINT8)
 
     def plan(self, device: Device, x: Spec, y: Spec | None, bits: Spec | None) -> Plan:
+        """Plan one launch, in which a thread has TILE_NBYTES bytes of X."""
         config = Config((ceil_div(x.nbytes, THREADS * TILE_NBYTES),), (THREADS,))
         arguments = (x, y, bits, x.size, x.aligned and (y is None or y.aligned))
         return Plan((Launch("relu_with_bits", config, arguments, slots(T=x.dtype)),))

@@ -116,6 +116,7 @@ def _gradient(rng: Generator, shape: tuple[int, ...], dtype: Any) -> tuple[Any, 
 
 
 def _samples(name: str) -> Iterator[Sample]:
+    """Yield the samples of the operator `name`."""
     if name == "ReluGradFromBits":
         return chain.from_iterable(of_shapes(name, dtype, _gradient) for dtype in FLOATS)
     return _encoder(name) if name == "ReluWithBits" or "Encoder" in name else _decoder(name)

@@ -86,6 +86,7 @@ class GistGuardedMsfp15Encoder(Op):
     runs_empty = True
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
+        """Return the specs of Y and guard; refuse a grouping of other than X's size."""
         if self.grouping is not None and math.prod(self.grouping) != x.size:
             expected = f"lengths whose product is the {x.size} elements of X"
             refuse(self.name, "grouping", expected, f"{self.grouping}")

@@ -57,6 +57,7 @@ def _first_elements(flat: HostArray, shape: Shape) -> HostArray:
 
 @quiet
 def gist_fp10_encoder(x: HostArray) -> HostArray:
+    """Return FP10 codes, three in a uint32, the first in the lowest bits."""
     codes = np.take(_FP10_OF_ODD, pad_tiles(odd_bits(x.ravel()), 3)).astype(np.uint32)
     return codes[::3] | codes[1::3] << 10 | codes[2::3] << 20
 
@@ -71,6 +72,7 @@ def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
 
 
 def gist_index4_encoder(x: HostArray, *, check: bool) -> HostArray:  # noqa: ARG001
+    """Return the lowest four bits of each element, two in a byte, the first in the lower half."""
     codes = pad_tiles(x.ravel(), 2).astype(np.uint8) & 15
     return codes[::2] | codes[1::2] << 4
 
@@ -100,6 +102,7 @@ def gist_block_e4m3_encoder(x: HostArray) -> HostArray:
 
 @quiet
 def gist_block_e5m2_encoder(x: HostArray) -> HostArray:
+    """Return tiles of uint8: for each block of 128 elements s, and E5M2 codes of x / 2^s."""
     # Below 61440 numbers round to 57344; that tie rounds to infinity.
     blocks, scales = _blocks_and_scales(x, np.nextafter(61440.0, 0))
     codes = np.take(_E5M2_OF_ODD, odd_bits(np.ldexp(blocks, -scales[:, None])))

@@ -24,12 +24,12 @@ class Layout(NamedTuple):
 
     @property
     def always_plain(self) -> bool:
-        """True if the raw elements take no more than a sparse code of zeros alone."""
+        """Return True if raw elements take no more than a sparse code of zeros alone."""
         return self.plain <= self.values
 
     @property
     def least(self) -> int:
-        """Bytes of the shortest code."""
+        """Return the bytes of the shortest code."""
         return min(self.plain, self.values)
 
 

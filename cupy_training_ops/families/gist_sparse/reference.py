@@ -41,6 +41,7 @@ def _as_they_are(dtype: Dtype) -> Values:
 
 
 def _fp10() -> Values:
+    """Return the codec that makes values FP10, three in a word."""
     return Values(
         FP10_GROUP,
         gist_fp10_encoder,
@@ -49,6 +50,7 @@ def _fp10() -> Values:
 
 
 def _msfp15(keep_sign: bool = False) -> Values:
+    """Return the codec that makes values MSFP15, which keeps infinities and NaN."""
     encode = partial(gist_pack_msfp15_encoder, keep_nonfinite=True, keep_sign=keep_sign)
     decode = partial(gist_pack_msfp15_decoder, shape=None, keep_nonfinite=True)
     return Values(MSFP15_GROUP, encode, lambda code, to: decode(code, to=to))

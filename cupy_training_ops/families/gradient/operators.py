@@ -80,6 +80,7 @@ class InPlaceAccumulator(Op):
     def plan(
         self, device: Device, old_sum: Spec, value: Spec, update_signal: bool | None, new_sum: Spec
     ) -> Plan:
+        """Plan the sum; without update_signal a copy of old_sum, or nothing if that is in place."""
         update = update_signal is not False
         if not update and new_sum.in_place:
             return Plan(())
@@ -128,6 +129,7 @@ class InPlaceAccumulatorV2(Op):
         return (DONE, buffer)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan one launch, which reads no buffer that is overwritten."""
         buffer, value, overwrite_flag, *_, sums = specs
         args = (None if overwrite_flag else buffer, value, sums, buffer.size)
         grid = _blocks(buffer, value)
@@ -164,6 +166,7 @@ class InPlaceAccumulatorList(Op):
     def infer(
         self, old_sums: tuple[Spec, ...], values: tuple[Spec, ...], update_signal: bool | None
     ) -> tuple[Inferred, ...]:
+        """Return the specs of new_sums, those of old_sums; refuse values of other shapes."""
         refuse_other_shapes(self.name, "values", values, "old_sums", old_sums)
         return (old_sums,)
 

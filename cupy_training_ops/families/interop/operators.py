@@ -155,6 +155,7 @@ class _PythonOp(_Delegating):
     tensor_reuse_map = REUSE
 
     def __init__(self, **attributes: object) -> None:
+        """Check that a function is registered, and that lists fit the number of outputs."""
         super().__init__(**attributes)
         functions.python_op(self.name, self.func_name)
         n = len(self.output_tensor_types)
@@ -181,7 +182,7 @@ class _PythonOp(_Delegating):
             raise DtypeError(f"{self.name}: {argument}: {names}")
 
     def open_outputs(self, optional: bool) -> tuple[Open, ...]:
-        """An Open for each output: its declared dtype and rank, of a shape not yet known.
+        """Return an Open for each output: its declared dtype and rank, of unknown shape.
 
         optional: the function may return None for it.
         """
@@ -267,6 +268,7 @@ class PythonOp(_PythonOp):
     constants: Mapping[int, object]
 
     def __init__(self, **attributes: object) -> None:
+        """Check that attributes fit each other; collect the constants by their places."""
         super().__init__(**attributes)
         letters, n = self.input_convention, len(self.output_tensor_types)
         values = constants(self.name, letters, self.attribute_values)
@@ -286,6 +288,7 @@ class PythonOp(_PythonOp):
         return op
 
     def infer(self, inputs: Specs) -> tuple[Inferred, ...]:
+        """Check the arrays; return the spec of the context, and an Open for each output."""
         if not inputs:
             refuse(self.name, "inputs", "at least one array", "none")
         self.require("inputs", inputs, self.input_convention.count(TENSOR), "letter d")
@@ -351,6 +354,7 @@ class PythonOpGrad(_PythonOp):
     comment = COMMENT
 
     def __init__(self, **attributes: object) -> None:
+        """Check that the lists of attributes have an entry for each output."""
         super().__init__(**attributes)
         n = len(self.output_tensor_types)
         if self.output_convention.count(TENSOR) != n:
@@ -424,6 +428,7 @@ class TritonOp(_Delegating):
     keywords: Mapping[str, object]
 
     def __init__(self, **attributes: object) -> None:
+        """Set declared attributes; all others become keywords of the function."""
         declared = {item.name for item in self.attributes}
         super().__init__(**{k: v for k, v in attributes.items() if k in declared})
         functions.triton_op(self.name, self.func_name)
@@ -443,6 +448,7 @@ class TritonOp(_Delegating):
         return ((Open(),) * self.num_outputs,)
 
     def delegate(self, inputs: Arrays) -> object:
+        """Return the function's results for these inputs."""
         function = functions.triton_op(self.name, self.func_name)
         returned = self.run(function, *inputs, **self.keywords)
         return self.results(returned, self.num_outputs)

@@ -92,6 +92,7 @@ class _Forward(_ByRows):
         return Spec(x.shape, scale.dtype), *[statistics] * n_statistics
 
     def plan(self, device: Device, x: Spec, scale: Spec, *others: Spec | None) -> Plan:
+        """Plan one launch; others: bias if centred, then Y, mean if centred, and inv_std."""
         bias, y, mean, inv_std = others if self.is_centred else (None, others[0], None, others[1])
         matrix, results = self.matrix(device, x, scale), (y, mean, inv_std)
         return forward(matrix, x, (scale, bias), results, self.is_centred, self.epsilon)

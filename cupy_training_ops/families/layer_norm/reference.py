@@ -211,6 +211,7 @@ class _Gradient:
     def __init__(
         self, rows: _Rows, y_grad: HostArray, scale: HostArray, inv_std: HostArray, t: Dtype
     ) -> None:
+        """Take the arrays that all three gradients have; t: dtype of X_grad."""
         self.rows = rows
         self.y_grad = rows.matrix(y_grad)
         self.scale = _wide(scale).reshape(-1)

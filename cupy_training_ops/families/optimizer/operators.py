@@ -96,6 +96,7 @@ class SGDOptimizer(Op):
     def plan(
         self, device: Device, eta: object, w: Spec, g: Spec, nw: Spec | None, ng: Spec | None
     ) -> Plan:
+        """Plan one launch over all elements."""
         grid = ceil_div(w.nbytes, THREADS * VECS * VEC_NBYTES)
         args = (w, g, nw, ng, eta, w.size)
         return Plan((_launch("sgd_optimizer", grid, args, w.dtype, g.dtype),))
@@ -229,6 +230,7 @@ class SGDOptimizerList(Op):
     def infer(
         self, lr: object, w: Specs, g: Specs, mixed: Any, *numbers: Any
     ) -> tuple[Inferred, ...]:
+        """Check the lists; return the specs of signal, weights and low-precision weights."""
         common.refuse_none(self.name, "weights", w)
         common.refuse_other_shapes(self.name, "gradients", g, "weights", w)
         common.refuse_other_shapes(self.name, "mixed_precision_weights", mixed, "weights", w)

@@ -36,6 +36,7 @@ class MomentumRule(Rule, total=False):
 
 @quiet
 def sgd_optimizer(eta: Number, w: HostArray, g: HostArray) -> tuple[HostArray, HostArray]:
+    """Return w - eta g and -eta g, or w and g if eta is not finite."""
     if not allows_step(eta):
         return w, g
     new_w, delta = _descend(w, g, number(eta))

@@ -62,6 +62,7 @@ class SliceGrad(Op):
     bitwise_exact = True
 
     def infer(self, dy: Spec, shape: Shape, *bounds: Shape) -> tuple[Spec, ...]:
+        """Return the spec of dX; refuse a dY with another number of elements than the slice."""
         axes = self._sliced_axes(shape, *bounds)
         size = math.prod(axis.count for axis in axes)
         if dy.size != size:
@@ -236,6 +237,7 @@ class FlattenAndUnpad(_Rows):
     )
 
     def infer(self, x: Spec, indices: Spec) -> tuple[Inferred, ...]:
+        """Return the spec of output, and (M1, M2) as an array."""
         if len(x.shape) < 2:
             refuse(self.name, "input", "rank 2 or more", f"shape {x.shape}")
         self.check_indices(indices)
@@ -266,6 +268,7 @@ class PadAndUnflatten(_Rows):
     outputs = (Output("output", "T", shape="shape (M1, M2, ...)"),)
 
     def infer(self, x: Spec, indices: Spec, dims: tuple[int, ...]) -> tuple[Spec, ...]:
+        """Return the spec of output; refuse rows that are not one for each index."""
         self.check_indices(indices)
         if len(dims) != 2:
             refuse(self.name, "unflatten_dims", "two extents (M1, M2)", f"{dims}")

@@ -246,12 +246,14 @@ class GlobalAveragePool(Op):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
+        """Return the spec of Y, with an extent of 1 for each axis behind the channels."""
         if len(x.shape) < 3 or 0 in x.shape[2:]:
             expected = "batch, channels and one dimension or more, with elements"
             refuse(self.name, "X", expected, f"shape {x.shape}")
         return (Spec((*x.shape[:2], *(1,) * (len(x.shape) - 2)), x.dtype),)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        """Plan one launch: a block sums a long plane, a warp a short one."""
         length = math.prod(x.shape[2:])
         is_long = length >= LONG
         symbol = "global_average_pool__block" if is_long else "global_average_pool__warp"

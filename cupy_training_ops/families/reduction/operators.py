@@ -97,6 +97,7 @@ class ReduceSumTraining(Op):
     types: ClassVar[Types] = {"T": (*FLOATS, INT32, INT64)}
 
     def infer(self, x: Spec, axes: tuple[int, ...]) -> tuple[Spec, ...]:
+        """Return the spec of the sum: axes that are reduced have extent 1, or fall off."""
         if not axes and self.noop_with_empty_axes:
             return (Spec(x.shape, x.dtype),)
         reduced = self._reduced_axes(x, axes)
@@ -317,6 +318,7 @@ class ReduceAllL2(Op):
         return (Spec((), self.output_type or xs[0].dtype),)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
+        """Plan a launch for each batch of tensors; the last writes y."""
         most = BLOCKS * device.multiprocessors
         launch = partial(_launch, "reduce_all_l2", x=xs[0].dtype, y=y.dtype)
         scratch = ScratchMemory()
@@ -389,6 +391,7 @@ class All(Op):
         return (Spec((1,), BOOL),)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        """Plan one launch; blocks share two counters, which it leaves zero."""
         blocks = _blocks(device, ceil_div(x.size, UNROLL * THREADS * VEC_NBYTES))
         scratch = ScratchMemory()
         poll = scratch.zeros(1, np.uint32), scratch.zeros(1, np.uint32)

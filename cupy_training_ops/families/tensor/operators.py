@@ -73,6 +73,7 @@ class View(ViewOp):
     bitwise_exact = True
 
     def infer(self, x: Spec, shapes: tuple[Shape, ...]) -> tuple[tuple[Spec, ...]]:
+        """Return the specs of the pieces; refuse shapes that do not add up to the input."""
         sizes = list(map(math.prod, shapes))
         if sum(sizes) != x.size:
             total = " + ".join(map(str, sizes)) or "nothing"
