@@ -68,7 +68,8 @@ def dimensions(a: Shape, b: Shape) -> list[Dimension]:
 def outer_middle_inner(dims: Sequence[Dimension], part: str) -> tuple[int, int, int] | None:
     """Return the result's extents as (outer, middle, inner), of which `part` has the middle alone.
 
-    None if the other operand does not have all dimensions, or the part's do not lie side by side.
+    A (30, 264) and B (30, 1): part "B" gives (1, 30, 264). None if the other operand does not have
+    all dimensions, or the part's do not lie side by side.
     """
     if not all(d.in_a if part == "B" else d.in_b for d in dims):
         return None
@@ -107,13 +108,16 @@ class Arrays(NamedTuple):
         return self.dy.dtype
 
     def whole_and_part(self, part: str) -> tuple[Spec | None, ...]:
-        """Return dY, the operand with every dimension, the part, and the first one's gradient."""
+        """Return dY, the operand with every dimension, the other one, and the first one's gradient.
+
+        part: "A" or "B", the other one, which lacks dimensions.
+        """
         if part == "B":
             return (self.dy, self.a, self.b, self.da)
         return (self.dy, self.b, self.a, self.db)
 
     def d_part(self, part: str) -> Spec | None:
-        """Return the gradient of the part, None if it is not wanted."""
+        """Return the gradient of operand `part`, "A" or "B", None if it is not wanted."""
         return self.db if part == "B" else self.da
 
 
@@ -131,7 +135,10 @@ def plan_gradients(arrays: Arrays) -> Plan:
 
 
 def _part(form: tuple[int, int, int], part: str, arrays: Arrays) -> Plan:
-    """Plan both gradients where the part has the middle one of `form` (outer, middle, inner)."""
+    """Plan both gradients where one operand lacks dimensions, the other one none.
+
+    part: the first one, "A" or "B". form: (outer, middle, inner), of which it has the middle.
+    """
     outer, middle, inner = form
     row = middle if inner == 1 else inner
     aligned = all(spec.aligned for spec in arrays if spec is not None)

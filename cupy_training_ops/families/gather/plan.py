@@ -172,7 +172,7 @@ def are_few(sizes: Sizes) -> bool:
 def sums_parents(sizes: Sizes, runs: int) -> bool:
     """Return True if one launch sums two levels: its last block of a parent adds the parent.
 
-    Needs one batch, and at most FANOUT nodes a block.
+    Needs one batch, and at most FANOUT nodes a block. runs: packets of a slice.
     """
     return sizes.B == 1 and items_grid(1, 1, runs, 1)[0].block[1] <= FANOUT
 
@@ -180,7 +180,8 @@ def sums_parents(sizes: Sizes, runs: int) -> bool:
 def alone_nbytes(rows: int) -> int:
     """Return the shared memory of a block that sorts all entries, `rows` of them a thread.
 
-    It has counts of digits by warp and in all, two buffers of entries, and ranks.
+    It has counts of digits by warp (2 bytes each) and in all (4), two buffers of entries (8), and
+    ranks (2).
     """
     warps = facts.ALONE_THREADS // WARP
     counts = 2 * warps * facts.RADIX + 4 * (facts.RADIX + warps)
@@ -230,11 +231,12 @@ class Scatter:
     index: Spec
     dy: Spec
     dx: Spec
-    target: tuple[object, ...]  # the arguments that say where a slice goes
+    target: tuple[object, ...]  # kernels' first arguments: indices, and how they name a row of dX
     scratch: ScratchMemory = field(default_factory=ScratchMemory)
     launches: list[Launch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Set `acc`, the type of sums, and `slots`, the macros that kernels are compiled with."""
         self.acc = np.dtype(np.float64 if self.dy.dtype == FLOAT64 else np.float32)
         types = {"T": self.dy.dtype, "INDEX": self.index.dtype, "KEY": self.sizes.key}
         types["ACC"] = self.acc
@@ -288,6 +290,7 @@ class Scatter:
         """Plan a sort by row and sums in that order; deterministic."""
         entries, s = self.sort(), self.sizes
         starts = self.scratch.take(s.G + 1, s.key)
+        # Where each row's entries start is found by an own launch, or by blocks of sum_nodes.
         many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
         counts = levels(s.K, FANOUT)
         if many or not counts:

@@ -76,7 +76,7 @@ def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: b
         magnitude = np.maximum(magnitude, there)  # 0 would lose the sign
     sign = (bits >> 9).astype(np.uint8) & 0x40
     codes: HostArray = np.unpackbits(shared, bitorder="little") << 7 | (sign | magnitude) * there
-    lost = np.flatnonzero(shared == NOT_FINITE)
+    lost = np.flatnonzero(shared == NOT_FINITE)  # boxes with NaN or an infinity
     if lost.size:
         boxes = pad_tiles(x.ravel(), BOX).reshape(-1, BOX)[lost] if keep_nonfinite else None
         codes.reshape(-1, BOX)[lost] = 0 if boxes is None else _encode_nonfinite(boxes, keep_sign)
@@ -118,7 +118,8 @@ def relu_with_bits(x: HostArray) -> tuple[HostArray, HostArray]:
 def _encode_nonfinite(boxes: HostArray, keep_sign: bool) -> HostArray:
     """Return the codes, uint8 (n, 8), of boxes (n, 8) with NaN or infinities."""
     # bits: |x| as a float32. of_box is F: M of the largest is its significand / 2^19 (16 to 31);
-    # 0x140000 carries into the exponent from M = 29.5 on.
+    # 0x140000 carries into the exponent from M = 29.5 on. 0x800000 is 2^-126, below which numbers
+    # count as 0 without keep_sign; 0x7F800000 is infinity.
     bits = truncated_float32(boxes).view(np.uint32) & 0x7FFFFFFF
     if keep_sign:
         bits[(bits == 0) & (boxes != 0)] = 1
@@ -157,6 +158,7 @@ def _magnitude(bits: HostArray, exponent: HostArray, shared: HostArray) -> HostA
 
     bits: the upper 16 of float32. exponent: biased, of each element. shared: E, of each box.
     """
+    # 0x40 is the leading 1, six bits of fraction follow; subnormal numbers have seven bits.
     normal = (bits >> 1).astype(np.uint8) & 0x3F | 0x40
     significand = np.where(exponent == 0, bits.astype(np.uint8) & 0x7F, normal)
     truncated = significand >> (np.repeat(shared, BOX) - exponent)

@@ -109,11 +109,11 @@ def _of_groups(
 def _elements(
     sample: Sample, groups: HostArray, k: HostArray, n: int
 ) -> tuple[HostArray, HostArray]:
-    """Return places in x (n elements) of pieces k of each group; True if one is the group's own.
+    """Return places in x (n elements) of measured pieces; and True if one is its group's own.
 
-    Both have shape (groups, elements), each piece as whole tiles: x is (runs, groups, inner), and
-    a run may begin within a tile. Piece k is one of pieces k stride to (k + 1) stride - 1 of its
-    group, drawn by a hash.
+    groups, k: numbers of groups, and of pieces of each. Both results have shape (groups, elements),
+    each piece as whole tiles: x is (runs, groups, inner), and a run may begin within a tile. Piece
+    k is one of pieces k stride to (k + 1) stride - 1 of its group, drawn by a hash.
     """
     numbers = (groups[:, None] * sample.pieces + k).astype(np.uint32)
     hashed = (numbers * np.uint32(HASH) >> HALF).astype(np.int64)

@@ -41,7 +41,7 @@ with np.errstate(all="ignore"):  # look-ups take a fraction of the time of conve
     _FP10_OF_ODD = _fp10(_ODD.astype(FLOAT32))
     _E4M3_OF_ODD = _ODD.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     _E5M2_OF_ODD = _ODD.astype(ml_dtypes.float8_e5m2).view(np.uint8)
-_VALUE_OF_FP10 = (np.arange(2**10, dtype=np.uint16) << 6).view(FLOAT16)
+_VALUE_OF_FP10 = (np.arange(2**10, dtype=np.uint16) << 6).view(FLOAT16)  # codes are upper bits
 _CODES = np.arange(2**8, dtype=np.uint8)
 _VALUE_OF_E4M3 = _CODES.view(ml_dtypes.float8_e4m3fn)
 _VALUE_OF_E5M2 = _CODES.view(ml_dtypes.float8_e5m2)
@@ -112,6 +112,7 @@ def gist_block_e5m2_encoder(x: HostArray) -> HostArray:
 def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     """Return 2^s times the value of each E4M3 code; 0x7E is infinity in marked blocks."""
     scales, codes, n = _from_tiles(x, BLOCK, INT16)
+    # In a marked scale bit 14 is unlike bit 15, the sign.
     marked = (scales ^ scales >> 1) & INFINITY_MARK != 0
     scales = np.where(marked, scales ^ INFINITY_MARK, scales)
     decoded = _decoded_blocks(scales, codes, _VALUE_OF_E4M3, to)
@@ -226,6 +227,7 @@ def _integers(
 def gist_int8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     """Return code * |scale|; a negative scale marks a block with codes of infinity and NaN."""
     scales, codes, n = _from_tiles(x, INT8_BLOCK, BFLOAT16)
+    # A scale below 2^-126 counts as 0.
     is_normal = scales.view(np.uint16) & 0x7F80 != 0
     factors = np.abs(np.where(is_normal, scales.astype(FLOAT32), FLOAT32.type(0)))
     codes = codes.view(np.int8)

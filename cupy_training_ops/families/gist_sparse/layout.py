@@ -37,8 +37,10 @@ def layout(n: int, itemsize: int, group: int) -> Layout:
     """Return the layout for n elements of `itemsize` bytes; `group` values take GROUP_NBYTES."""
     tile = TILE_NBYTES // itemsize  # elements
     tiles = -(-n // tile)  # divided, rounded up
+    # Starts have 8 bytes a tile, the mask a bit an element, each in whole 16 bytes.
     mask = HEAD_NBYTES + 16 * -(-8 * tiles // 16)
     values = mask + 16 * -(-n // 128)
+    # If all elements are values: groups of the full tiles, and of the last one.
     groups = n // tile * -(-tile // group) + -(-(n % tile) // group)
     plain = HEAD_NBYTES + n * itemsize if n else 0
     return Layout(tiles, mask, values, plain, min(plain, values + GROUP_NBYTES * groups))

@@ -71,7 +71,9 @@ def _special(rng: Generator, types: Types) -> tuple[Any, ...]:
 
 
 def slack(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
-    """Return how far the new step (0) and each new weight array may be off.
+    """Return how far the new step (0) and each new weight array may be off; [] if it is skipped.
+
+    inputs, attributes: those of a call of LambOptimizer.
 
     A direction is within ROUNDINGS of its terms' magnitudes of the exact one. Where the two ends of
     that range are rounded to different numbers of the gradient's type, each of these is right, and
@@ -100,7 +102,10 @@ def _directions(inputs: Sequence[Any], attributes: Mapping[str, Any], size: Any)
 
 
 def _slack_of_one(w: Any, g: Any, exact: Any, terms: Any, limits: tuple[float, float]) -> Any:
-    """Return the slack of one parameter's weights at a rate of 1; limits: of the trust ratio."""
+    """Return the slack of one parameter's weights at a rate of 1.
+
+    exact: directions. terms: sums of the magnitudes of their terms. limits: of the trust ratio.
+    """
     error = ROUNDINGS * np.finfo(w.dtype).eps / 2 * terms
     ends = (cast(exact + by, g.dtype).astype(FLOAT64) for by in (-error, error))
     low, high = map(np.nan_to_num, ends)
@@ -108,6 +113,7 @@ def _slack_of_one(w: Any, g: Any, exact: Any, terms: Any, limits: tuple[float, f
     if not all(lengths):
         return apart
     ratio = np.clip(lengths[0] / lengths[1], *limits)
+    # Directions are off by `apart`, and the ratio by the relative error of their norm.
     return ratio * (apart + np.abs(low) * np.linalg.norm(apart) / lengths[1])
 
 

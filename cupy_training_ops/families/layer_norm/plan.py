@@ -98,12 +98,13 @@ def forward(
     full = _full(matrix, is_centred) if aligned and results[0] is not None else None
     if full is not None:
         if not is_centred:
-            parameters, results = parameters[:1], results[::2]
+            parameters, results = parameters[:1], results[::2]  # scale; Y and inv_std
         own = (x, *parameters, *results, epsilon, *full.args)
         return Plan((matrix.launch(full.kernel, full.config, *own),))
     divided = _in_registers(matrix, aligned)
     if divided is not None:
         return Plan((matrix.launch(divided.kernel, divided.config, *args, *divided.args),))
+    # No registers hold such a row: a block each, with a kernel for any length.
     config = Config((matrix.count,), (STAGED_THREADS,))
     return Plan((matrix.launch("layer_norm__long_rows", config, *args, matrix.length),))
 
@@ -152,7 +153,7 @@ def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
         choices = [(_row_in_registers(matrix, 1), Kernels("layer_norm__elements"))]
     for registers, kernels in choices:
         divided = division(lines, registers, True, kernels)
-        *_, threads = divided.args
+        *_, threads = divided.args  # of a row; each has `depth` slots
         if threads * registers.depth(registers.nbytes) * registers.width >= matrix.length:
             return divided
     return None
@@ -160,7 +161,7 @@ def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
 
 def _row_in_registers(matrix: Matrix, width: int) -> Registers:
     """Return what a thread holds of a row in registers, in slots of `width` elements."""
-    itemsize = matrix.t.itemsize
+    itemsize = matrix.t.itemsize  # registers have one array, the one that is read
     if width == 1:
         nbytes = SINGLE_COLUMNS[matrix.computed_type.itemsize] * itemsize
         return Registers(nbytes, 1, itemsize, 1, 1, max_threads=STAGED_THREADS)
@@ -284,7 +285,7 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
 
 
 def _config_by_columns(matrix: Matrix) -> tuple[Config, int]:
-    """Return a grid of (tiles of x columns, parts of rows) with blocks (x, y); rows of a part."""
+    """Return (config, rows of a part): grid (tiles of x columns, parts of rows), blocks (x, y)."""
     x = min(WARP, 1 << (matrix.length - 1).bit_length())
     y, tiles = COLUMN_THREADS // x, ceil_div(matrix.length, x)
     wanted = ceil_div(COLUMN_BLOCKS * matrix.device.multiprocessors, tiles)
@@ -301,7 +302,10 @@ def _lines(matrix: Matrix, scratch: ScratchMemory, sums: Gradients, n: int) -> S
 
 
 def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> Launch:
-    """Launch the sum of n lines of partial sums, into each of the gradients in `sums`."""
+    """Launch the sums of n lines of partial sums into the gradients `sums`.
+
+    Along y the grid has the gradient of scale, then that of bias.
+    """
     x = 8  # columns that a warp reads side by side, at least
     while x < WARP and x * TOTAL_THREADS < matrix.length:
         x *= 2

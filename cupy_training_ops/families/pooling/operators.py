@@ -99,6 +99,7 @@ class _Pool(Op):
             tiling = Tiling.of(windows, x, arrays, widest=widest, is_gradient=self.is_gradient)
             if tiling is not None:
                 return tiling.plan(compiled, arguments, self.count_include_pad)
+        # A thread makes `rows` neighbours along the axis before the last, `run` along the last.
         rows, run = (1, RUN) if self.is_gradient else (ROWS[written.dtype.itemsize], 1)
         if self.is_gradient:
             by_vectors = written.aligned and written.shape[-1] % RUN == 0

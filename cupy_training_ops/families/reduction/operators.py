@@ -274,6 +274,7 @@ def column_block(n_slabs: int, n_rows: int, packets: int) -> tuple[int, tuple[in
 
     n_slabs: matrices; n_rows: of each.
     """
+    # A thread adds UNROLL rows at a time, once, or four times where there are many columns.
     batches_a_thread = 4 if n_slabs * packets >= MANY_COLUMNS else 1
     rows = max(1, ceil_div(n_rows, UNROLL * batches_a_thread))
     n_tiles = ceil_div(packets, THREADS // min(THREADS // COLUMN_LANES, rows))

@@ -61,7 +61,10 @@ def _taps(
 
 
 def _share_out(dy: HostArray, n: int, low: HostArray, share: HostArray) -> HostArray:
-    """Return dX of n pixels along the first axis; low, share: as _taps gives them."""
+    """Return dX, n pixels along axis 0: each row of dY is added to pixels low and low + 1.
+
+    low, share: of each output, as _taps gives them.
+    """
     share = share.reshape(-1, *[1] * (dy.ndim - 1))
     dx = np.zeros((n, *dy.shape[1:]))
     _add_runs(dx, low, (1 - share) * dy)

@@ -306,6 +306,7 @@ class SplitTraining(Op):
             row_nbytes = n_rows * words.nbytes
             widths = [b - a for a, b in itertools.pairwise(columns)]
             tiles = _starts(words.tiles(width * row_nbytes) for width in widths)
+            # With these kernels divide by a part's width (core/fast_division.cuh).
             multipliers = np.array([divisor_fields(width)[1] for width in widths], np.uint64)
             table, capacity = _by_value(
                 Split, batch, column=columns, tile=tiles, multiplier=multipliers
