@@ -50,10 +50,12 @@ class _Elementwise(Drawing):
     has_tiles: ClassVar[bool] = True  # whether blocks of its kernel take some
 
     def infer(self, data: Spec, *others: object) -> tuple[Spec, ...]:
+        """Return the specs of output and mask: bools of data's shape, or bits."""
         mask = bitmask(data.shape) if self.has_bits else Spec(data.shape, BOOL)
         return Spec(data.shape, data.dtype), mask
 
     def plan(self, device: Device, data: Spec, *specs: Any) -> Plan:
+        """Plan one launch from data to output and mask; specs: other inputs, then outputs."""
         *_, state, output, mask = specs
         return self.elementwise(device, (data, *specs), (data, output, mask), state)
 

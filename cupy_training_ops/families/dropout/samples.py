@@ -163,6 +163,7 @@ def _over_rows(name: str, number: int) -> Iterator[Sample]:
 
 
 def _attributes(name: str, call: Rows) -> dict[str, Any]:
+    """Return axis, and is_inner_broadcast for the operator that has it."""
     bias = {"is_inner_broadcast": call.inner} if name.startswith("Bias") else {}
     return {"axis": call.axis, **bias}
 

@@ -10,6 +10,7 @@ from ...rules.widening import cast, quiet, round_number, wide
 
 
 def _scale(x: HostArray, scale: float) -> HostArray:
+    """Return x scale, in float32, or float64 for float64."""
     return np.asarray(wide(x) * scale)
 
 
@@ -31,6 +32,7 @@ def scale(input_: HostArray, scale: float, *, scale_down: bool) -> HostArray:
 
 @quiet
 def scale_in_place(input_: HostArray, factor: HostArray) -> HostArray:
+    """Return input_ times the one element of `factor`."""
     return np.asarray(wide(input_) * wide(factor).reshape(())).astype(input_.dtype)
 
 
@@ -38,6 +40,7 @@ def scale_in_place(input_: HostArray, factor: HostArray) -> HostArray:
 def batch_scale(
     input_: HostArray, *, scale_0: float, scale_1: float, scale_2: float | None
 ) -> tuple[HostArray | None, ...]:
+    """Return input_ scale_i for each i, None for a scale_2 that is None."""
     scales = (scale_0, scale_1, scale_2)
     return tuple(None if s is None else _scale(input_, s).astype(input_.dtype) for s in scales)
 

@@ -110,12 +110,14 @@ def _gather(rng: Generator, case: Case, dtype: Any, index: Any) -> tuple[Any, ..
 
 
 def _gather_nd(rng: Generator, case: Case, dtype: Any, index: Any) -> tuple[Any, ...]:
+    """Return GatherNDGrad's inputs; dtype: of update, index: of the indices."""
     b, k = case.attributes.get("batch_dims", 0), case.indices[-1]
     indices = _indices(rng, case.indices, np.array(case.shape[b : b + k]), index)
     return case.shape, indices, _values(rng, case.indices[:-1] + case.shape[b + k :], dtype)
 
 
 def _gather_elements(rng: Generator, case: Case, dtype: Any, index: Any) -> tuple[Any, ...]:
+    """Return GatherElementsGrad's inputs; dtype: of dY, index: of the indices."""
     axis = case.attributes.get("axis", 0)
     indices = _indices(rng, case.indices, case.shape[axis], index)
     return _values(rng, case.indices, dtype), case.shape, indices

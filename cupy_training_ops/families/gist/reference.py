@@ -38,12 +38,14 @@ def gist_pack1_encoder(x: HostArray) -> HostArray:
 
 
 def gist_pack1_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    """Return the bits of x, the highest of a byte first, as numbers 0 and 1."""
     bits = np.unpackbits(x.ravel())
     return _first_elements(bits, shape, (bits.size,)).astype(to)
 
 
 @quiet
 def gist_pack8_encoder(x: HostArray) -> HostArray:
+    """Return E5M2 codes, looked up by bits of x rounded to odd."""
     return np.asarray(np.take(_E5M2_OF_BFLOAT16, odd_bits(x)))
 
 
@@ -101,12 +103,14 @@ def gist_pack_msfp15_decoder(
 
 
 def relu_grad_from_bits(dy: HostArray, bits: HostArray) -> HostArray:
+    """Return dy where its bit is 1, else 0; the highest bit of a byte is the first."""
     is_set = np.unpackbits(bits, count=dy.size).astype(np.bool_).reshape(dy.shape)
     return np.where(is_set, dy, dy.dtype.type(0))
 
 
 @quiet
 def relu_with_bits(x: HostArray) -> tuple[HostArray, HostArray]:
+    """Return max(x, 0), NaN where x is, and bits of the elements that pass."""
     passes = (x > 0) | np.isnan(x)
     return np.where(passes, x, x.dtype.type(0)), np.packbits(np.ravel(passes))
 

@@ -121,6 +121,7 @@ class GistIndex4Encoder(_Index4, gist.Encoder):
     )
 
     def check_values(self, *inputs: Any) -> None:
+        """Refuse numbers outside 0 to 15."""
         (x,) = inputs
         outside = (x < 0) | (x > 15)
         if bool(outside.any()):
@@ -155,6 +156,7 @@ class _BlockEncoder(_Narrow, gist.Encoder):
     tiles: ClassVar[Tiles] = {"X": TILE, "Y": TILE + SCALES_NBYTES}
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
+        """Return (bytes,): one an element, and scales for each tile begun."""
         return (x.size + self.scales_nbytes * ceil_div(x.size, TILE),)
 
 
@@ -174,10 +176,12 @@ class _BlockDecoder(_Narrow, gist.Decoder):
     tiles: ClassVar[Tiles] = {"X": TILE + SCALES_NBYTES, "Y": TILE}
 
     def flat_shape(self, x: Spec) -> tuple[int, ...]:
+        """Return (n,) for the n elements whose codes and scales take x.size bytes."""
         n = x.size - self.scales_nbytes * ceil_div(x.size, TILE + self.scales_nbytes)
         return (max(n, 0),)
 
     def codes(self, n: int) -> int:
+        """Return the bytes of n elements: one each, and scales for each tile begun."""
         return n + self.scales_nbytes * ceil_div(n, TILE)
 
 

@@ -64,6 +64,7 @@ def gist_fp10_encoder(x: HostArray) -> HostArray:
 
 @quiet
 def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    """Return numbers of the three FP10 codes in each uint32, the lowest bits first."""
     codes = x.reshape(-1, 1) >> np.arange(0, 30, 10, dtype=np.uint32) & 0x3FF
     return _first_elements(np.take(convert(_VALUE_OF_FP10, to), codes.ravel()), shape)
 
@@ -78,6 +79,7 @@ def gist_index4_encoder(x: HostArray, *, check: bool) -> HostArray:  # noqa: ARG
 
 
 def gist_index4_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    """Return the two 4-bit numbers of each byte, the lower half first."""
     return _first_elements(np.stack((x.ravel() & 15, x.ravel() >> 4), 1).ravel(), shape).astype(to)
 
 
@@ -122,6 +124,7 @@ def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArr
 
 
 def gist_block_e5m2_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    """Return 2^s times the value of each E5M2 code."""
     scales, codes, n = _from_tiles(x, BLOCK, INT16)
     return _first_elements(_decoded_blocks(scales, codes, _VALUE_OF_E5M2, to).ravel()[:n], shape)
 

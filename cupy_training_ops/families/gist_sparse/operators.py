@@ -75,6 +75,7 @@ class _AsTheyAre(_Sparse):
         return GROUP_NBYTES // dtype.itemsize
 
     def binding(self, decoded: Dtype) -> dict[str, str]:
+        """Return the macros; elements are words: unsigned integers, or pairs of 8 bytes."""
         word = "Pair" if decoded.itemsize == 16 else slots(T=np.dtype(f"u{decoded.itemsize}"))["T"]
         return {"VALUES": self.values, "T": word}
 
@@ -107,9 +108,11 @@ class SparseEncoder(_Sparse, gist.Encoder):
     outputs = (CODE,)
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
+        """Return (bytes of the longest code,)."""
         return (self.layout(x).most,)
 
     def takes_back(self, x: Spec, shape: tuple[int, ...], dtype: Dtype) -> bool:
+        """Return True for bytes that may be a code of x, cut to its length or not."""
         parts = self.layout(x)
         return dtype == UINT8 and len(shape) == 1 and parts.least <= shape[0] <= parts.most
 
@@ -154,6 +157,7 @@ class SparseDecoder(_Sparse, gist.Decoder):
         return (y,)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        """Plan one launch, a block for each tile of y."""
         parts = self.layout(y)
         args = (x, y, x.size, y.size, parts.mask, parts.values, x.aligned and y.aligned)
         return Plan((self.launch("gist_sparse__decode", parts.tiles, args, y.dtype),))

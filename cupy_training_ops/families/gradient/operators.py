@@ -216,6 +216,7 @@ class ZeroGradient(Op):
         return (old_gradient,)
 
     def plan(self, device: Device, old_gradient: Spec, reset_signal: Spec, zero: Spec) -> Plan:
+        """Plan one launch that zeroes bytes."""
         grid = ceil_div(zero.nbytes, THREADS * NBYTES)
         return Plan((_launch("zero_gradient", grid, (zero, zero.nbytes)),))
 

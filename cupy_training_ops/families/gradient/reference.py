@@ -35,6 +35,7 @@ def in_place_accumulator_v2(
 def in_place_accumulator_list(
     old_sums: Sequence[HostArray], values: Sequence[HostArray], update_signal: bool | None = None
 ) -> tuple[HostArray, ...]:
+    """Return old_sums[i] + values[i] for each i, or old_sums."""
     pairs = zip(old_sums, values, strict=True)
     return tuple(in_place_accumulator(*pair, update_signal) for pair in pairs)
 

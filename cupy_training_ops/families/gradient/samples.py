@@ -61,10 +61,12 @@ def _list_pair(
 
 
 def _to_clear(rng: Generator, shape: Shape, t: Any, signal: Any) -> tuple[Any, ...]:
+    """Return ZeroGradient's inputs: a gradient of type t, a signal of type `signal`."""
     return values(rng, shape, t), values(rng, (3,), signal)
 
 
 def _to_scale(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[Any, ...]:
+    """Return MixedPrecisionScale's inputs: a random scale, and tensors of `dtype`."""
     s = np.array(rng.uniform(0.5, 3), FLOAT32)
     return s, [values(rng, shape, dtype) for shape in shapes]
 

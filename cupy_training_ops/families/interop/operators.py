@@ -311,7 +311,7 @@ class PythonOp(_PythonOp):
         values = self.results(returned, len(self.output_tensor_types))
         outputs = self.adopt_outputs(
             values, inputs, (self.tensor_reuse_map or (-1,) * (len(values) + 1))[1:]
-        )
+        )  # the first entry is that of the context
         number = NO_CONTEXT if saved is None else contexts.new_handle()
         yield np.array([number], INT64), outputs
         if saved is not None:

@@ -46,6 +46,7 @@ def _attributes(name: str, shapes: Sequence[Shape]) -> dict[str, Any]:
 
 
 def _samples(name: str) -> Iterator[Sample]:
+    """Yield a sample for each list of shapes, of the function turned_round."""
     for label, shapes, offset in LISTS:
         make = partial(_inputs, shapes=shapes)
         yield Sample(name, label, make, _attributes(name, shapes), offset)

@@ -118,6 +118,7 @@ def _slack_of_one(w: Any, g: Any, exact: Any, terms: Any, limits: tuple[float, f
 
 
 def _label(types: Types, *words: str) -> str:
+    """Return a sample's label: the dtypes, then words."""
     return "-".join((*map(dtype_name, types), *words))
 
 

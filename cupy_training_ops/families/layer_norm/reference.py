@@ -268,8 +268,10 @@ class _Gradient:
 
 
 def _wide(x: HostArray) -> HostArray:
+    """Return x in float64, itself if it is."""
     return x.astype(FLOAT64, copy=False)
 
 
 def _as(x: HostArray, kind: Dtype) -> HostArray:
+    """Return x in dtype `kind`, itself if it is of that."""
     return x.astype(kind, copy=False)

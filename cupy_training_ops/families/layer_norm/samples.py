@@ -110,6 +110,7 @@ def _attributes(name: str, types: tuple[Any, Any], axis: int | None) -> dict[str
 
 
 def _label(types: tuple[Any, Any], label: str) -> str:
+    """Return a sample's label: the types of X and Y, then `label`."""
     return "-".join([*(dtype_name(t) for t in types), label])
 
 
@@ -150,6 +151,7 @@ def _more() -> Iterator[Sample]:
 
 
 def _without_bias(rng: Generator) -> tuple[Any, ...]:
+    """Return LayerNormalization's inputs without B."""
     return inputs(rng, "SimplifiedLayerNormalization", (7, 64), TYPES[2])
 
 

@@ -176,11 +176,13 @@ class SGDOptimizerV2(Op):
     )
 
     def infer(self, lr: object, w: Specs, g: Specs, update: Number) -> tuple[Inferred, ...]:
+        """Return the update signal's spec or value, and the specs of the weights."""
         common.refuse_none(self.name, "weights", w)
         common.refuse_other_shapes(self.name, "gradients", g, "weights", w)
         return common.signal(update), w
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan a step of SGD without scaling, clipping, decay and momentum."""
         lr, w, g, update, updated, new_w = specs
         numbers = (_rule(), lr, 0, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
         return _sgd((w, g, None, None), (new_w, None, None), numbers, updated)

@@ -56,10 +56,12 @@ def holes(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> list[Any]:
 
 
 def _one_step(rng: Generator, t: Any, rate: Any, shape: Shape = (16, 64)) -> tuple[Any, ...]:
+    """Return SGDOptimizer's inputs: ETA of type `rate`, W and G of type t."""
     return one(0.5, rate), values(rng, shape, t), values(rng, shape, t)
 
 
 def _special_step(_rng: Generator, t: Any) -> tuple[Any, ...]:
+    """Return ETA, and W and G in which every special value meets every other."""
     x = special(t)
     return 0.5, np.repeat(x, x.size), np.tile(x, x.size)
 
@@ -93,6 +95,7 @@ def _full_step(
 
 
 def _gradients(rng: Generator, t: Any, shapes: tuple[Shape, ...] = ORDINARY) -> tuple[Any, ...]:
+    """Return a list of random gradients of type t as the one input."""
     return (arrays(rng, shapes, t),)
 
 
@@ -220,6 +223,7 @@ def _norms(name: str, attributes: dict[str, Any]) -> Iterator[Sample]:
 
 
 def _clips() -> Iterator[Sample]:
+    """Yield samples of InplaceClipGradNorm: those of a norm, clipped to 0 and to 1e9."""
     yield from _norms("InplaceClipGradNorm", {})
     for limit in (0.0, 1e9):
         make = partial(_gradients, t=FLOAT32)

@@ -244,6 +244,7 @@ class FlattenAndUnpad(_Rows):
         return Spec((*indices.shape, *x.shape[2:]), x.dtype), np.array(x.shape[:2], INT64)
 
     def plan(self, device: Device, x: Spec, indices: Spec, y: Spec, dims: Spec) -> Plan:
+        """Plan one launch that copies rows by indices."""
         config, words, binding = self.rows(x, indices, y, math.prod(y.shape[1:]))
         arguments = (x, indices, y, math.prod(x.shape[:2]), indices.size, words)
         return Plan((Launch("flatten_and_unpad", config, arguments, binding),))

@@ -94,12 +94,14 @@ def _samples(name: str, maker: Any, table: Sequence[Any]) -> Iterator[Sample]:
 
 
 def _rows(name: str, maker: Any) -> Iterator[Sample]:
+    """Yield samples of an operator of rows: each of ROWS, and int32 indices."""
     yield from _samples(name, maker, ROWS)
     make = partial(_in_order, maker, arguments=(*ROWS[0][1:4], SIZES[1], to_dtype("int32")))
     yield Sample(name, "float16-int32-indices", make)
 
 
 def _in_order(maker: Any, rng: Generator, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return maker(rng, *arguments)."""
     return maker(rng, *arguments)  # type: ignore[no-any-return]
 
 

@@ -110,5 +110,6 @@ def _counts(windows: Windows, include_pad: bool) -> HostArray:
 
 @quiet
 def global_average_pool(x: HostArray) -> HostArray:
+    """Return the mean over all axes from the third on, which stay with extent 1."""
     axes = tuple(range(2, x.ndim))
     return cast(x.mean(axes, dtype=np.float64, keepdims=True), x.dtype)

@@ -136,6 +136,7 @@ def _few(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def _gradients(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
+    """Return AveragePoolGrad's inputs: random dY, and the shape of X."""
     return _normal(rng, call.windows().y_shape, dtype), call.x
 
 
@@ -180,6 +181,7 @@ def _plane(rng: Generator, shape: Shape, dtype: Any) -> tuple[Any, ...]:
 
 
 def _plane_samples() -> Iterator[Sample]:
+    """Yield samples of GlobalAveragePool: each of PLANES in each dtype."""
     for label, shape, offset in PLANES:
         for dtype in FLOATS:
             make = partial(_plane, shape=shape, dtype=dtype)

@@ -32,6 +32,7 @@ def reduce_sum_training(
 
 @quiet
 def reduce_all_l2(x: Sequence[HostArray], *, output_type: Dtype | None) -> HostArray:
+    """Return sqrt(sum of squares) of all elements, in output_type, or x's dtype if that is None."""
     y_type = output_type or x[0].dtype
     total = sum(np.sum(np.square(item.astype(FLOAT64))) for item in x)
     return cast(np.sqrt(np.asarray(total)), y_type)

@@ -73,6 +73,7 @@ def numbers(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def _data_and_axes(rng: Generator, shape: Shape, axes: Shape, dtype: Any) -> tuple[Any, ...]:
+    """Return ReduceSumTraining's inputs: random data of `shape`, and the axes."""
     return numbers(rng, shape, dtype), axes
 
 
@@ -96,6 +97,7 @@ def _special(rng: Generator, dtype: Any) -> tuple[Any, ...]:
 def _tensor_list(
     rng: Generator, shapes: tuple[Shape, ...], dtype: Any, scale: float = 1.0
 ) -> tuple[Any, ...]:
+    """Return a list of random tensors of these shapes, with numbers of size `scale`."""
     return ([(scale * numbers(rng, s, FLOAT64)).astype(dtype) for s in shapes],)
 
 

@@ -205,6 +205,7 @@ class ResizeGrad(Op):
 
 
 def _slots(dtype: Dtype) -> dict[str, str]:
+    """Return the macros of kernels: element type and type of sums."""
     row = element_type(dtype)
     return {"T": row.c_type, "ACC": row.accumulator}
 

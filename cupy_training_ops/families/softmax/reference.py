@@ -34,6 +34,7 @@ def softmax(x: HostArray, *, axis: int) -> HostArray:
 
 @quiet
 def log_softmax(x: HostArray, *, axis: int) -> HostArray:
+    """Return (x - max) - ln(sum of e^(x - max)), along an axis."""
     y, kind = np.empty(x.shape, x.dtype), working_type(x)
     for of_x, of_y in pieces(axis, x, y):
         put(of_y, log_of_lines(of_x, of_y, kind))
@@ -68,10 +69,12 @@ def log_softmax_grad_13(dy: HostArray, x: HostArray, *, axis: int) -> HostArray:
 
 
 def softmax_grad(dy: HostArray, y: HostArray, *, axis: int) -> HostArray:
+    """Return softmax_grad_13 over rows: everything from the axis on is one."""
     return softmax_grad_13(_rows(dy, axis), _rows(y, axis), axis=-1).reshape(dy.shape)
 
 
 def log_softmax_grad(dy: HostArray, x: HostArray, *, axis: int) -> HostArray:
+    """Return log_softmax_grad_13 over rows: everything from the axis on is one."""
     return log_softmax_grad_13(_rows(dy, axis), _rows(x, axis), axis=-1).reshape(dy.shape)
 
 

@@ -81,6 +81,7 @@ def _calls(name: str, number: int) -> Iterator[Sample]:
 
 
 def _samples(name: str, number: int) -> Iterator[Sample]:
+    """Yield an operator's samples, with special values for the forwards."""
     yield from _calls(name, number)
     if name in ("Softmax", "LogSoftmax"):
         for dtype in (FLOAT32, *FLOATS[2:]):

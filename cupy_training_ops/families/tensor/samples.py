@@ -39,6 +39,7 @@ def values(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def _view_inputs(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[Any, ...]:
+    """Return a flat array and the shapes of its pieces."""
     n = sum(int(np.prod(shape)) for shape in shapes)
     return values(rng, (n,), dtype), list(shapes)
 
