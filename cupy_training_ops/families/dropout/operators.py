@@ -258,7 +258,7 @@ def _fits(bias: Shape, data: Shape, axis: int, inner: bool) -> bool:
 
 
 def _rows(shape: Shape, axis: int) -> Lines:
-    """Return the rows of an array of `shape`: all extents from `axis` on make one row."""
+    """Return the rows of an array of `shape`, where all extents from `axis` on make one row."""
     axis %= len(shape)
     return Lines(math.prod(shape[:axis]), math.prod(shape[axis:]), 1)
 

@@ -48,7 +48,7 @@ Arrays = tuple[Spec | None, ...]
 
 @dataclass(frozen=True)
 class Launches:
-    """Makes the launches of one call, which share the device, the dtype `t` and the ratio."""
+    """Plans launches of one call, which share the device, the dtype `t` and the ratio."""
 
     device: Device
     t: Dtype
@@ -65,11 +65,11 @@ class Launches:
         return self._of_ratio(lambda ratio: ratio == 0)
 
     def elementwise(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
-        """Launch `symbol` (algorithm/elementwise.cuh), a thread for NBYTES bytes of arrays[0]."""
+        """Plan a launch of `symbol`: a thread has NBYTES bytes of arrays[0]."""
         return replace(streaming_launch(symbol, arrays, options), slots=self._slots)
 
     def by_tiles(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
-        """Launch as `elementwise`, but with up to MOST_TILES tiles a block for 16-bit elements.
+        """Plan a launch as `elementwise`, but with MOST_TILES tiles a block for 16-bit elements.
 
         A tile is what a block takes there. The kernel gets tiles a block before the options.
         """
@@ -89,7 +89,7 @@ class Launches:
         fits: bool,
         most: int,
     ) -> Launch:
-        """Launch one of `kernels` (algorithm/lines.cuh), by how `lines` are divided among threads.
+        """Plan a launch of one of `kernels`, by how `lines` are divided (algorithm/lines.cuh).
 
         It takes arrays, options, and the lines' extents. fits: True if a row starts at the same
         address modulo 16 in all arrays. most: threads for one row at most.

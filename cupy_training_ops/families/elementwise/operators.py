@@ -191,6 +191,7 @@ class FakeQuant(ElementwiseOp):
     quant_max = attribute(limit, 255)
 
     def __init__(self, **attributes: object) -> None:
+        """Refuse a quant_max below quant_min."""
         super().__init__(**attributes)
         if self.quant_min > self.quant_max:
             expected = f"at least quant_min, {self.quant_min}"

@@ -226,7 +226,7 @@ def _gradient(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool)
     has = [d.in_a if of_a else d.in_b for d in dims]
     summed = math.prod(d.extent for d, there in zip(dims, has, strict=True) if not there)
     lanes = 1 if has[-1] else min(WARP, _power_of_2(summed))
-    tasks = THREADS * BLOCKS // lanes
+    tasks = THREADS * BLOCKS // lanes  # groups, each for a chunk of a sum
     most = max(1, min(tasks // spec.size, ceil_div(summed, lanes * PACKETS)))  # chunks
     each = max(1, ceil_div(summed, most))
     chunks = max(1, ceil_div(summed, each))
@@ -260,7 +260,7 @@ def _dimensions(dims: Sequence[Dimension], has: Sequence[bool]) -> np.void:
 def _finish(
     partials: Scratch | None, total: Spec | None, rows: int, columns: int, t: Dtype
 ) -> list[Launch]:
-    """Launch the sum of `rows` rows of `columns` partial sums to `total`; [] without partials."""
+    """Plan the sum of `rows` rows of `columns` partial sums to `total`; [] without partials."""
     if partials is None:
         return []
     least = min(SECTOR, _power_of_2(columns))

@@ -164,7 +164,7 @@ class GatherNDGrad(_GatherGradient):
     def plan(
         self, device: Device, shape: tuple[int, ...], indices: Spec, update: Spec, output: Spec
     ) -> Plan:
-        """Add slices of `update` to rows of output; a row is named by k indices after the batch."""
+        """Plan with all batches as one, whose rows are named by batch and k indices."""
         b, k = self.batch_dims, indices.shape[-1]
         slices, rows = math.prod(indices.shape[:-1]), math.prod(shape[: b + k])
         sizes = Sizes(1, slices, rows, math.prod(shape[b + k :]))

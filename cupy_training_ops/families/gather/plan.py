@@ -180,8 +180,7 @@ def sums_parents(sizes: Sizes, runs: int) -> bool:
 def alone_nbytes(rows: int) -> int:
     """Return the shared memory of a block that sorts all entries, `rows` of them a thread.
 
-    It has counts of digits by warp (2 bytes each) and in all (4), two buffers of entries (8), and
-    ranks (2).
+    It has counts of digits by warp (2 bytes) and in all (4), two buffers of entries (8), ranks (2).
     """
     warps = facts.ALONE_THREADS // WARP
     counts = 2 * warps * facts.RADIX + 4 * (facts.RADIX + warps)
@@ -273,7 +272,7 @@ class Scatter:
         return self.scratch.plan(*self.launches)
 
     def zero(self, target: Spec | Scratch, dtype: Dtype) -> None:
-        """Launch zeros into `target`, which has dX's shape and this dtype."""
+        """Plan zeros into `target`, which has dX's shape and this dtype."""
         n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
         packet = VEC_NBYTES // self.dx.dtype.itemsize
         config = one_each(n, THREADS * facts.ZERO_VECS * packet)
@@ -304,7 +303,7 @@ class Scatter:
         return self.plan()
 
     def sort(self) -> Scratch:
-        """Launch a stable sort of the (row, slice) entries by row; return them."""
+        """Plan a stable sort of the (row, slice) entries by row; return them."""
         rows = ceil_div(self.sizes.K, facts.ALONE_THREADS)
         fits = alone_nbytes(rows) <= self.device.max_shared_nbytes
         if rows <= facts.ALONE_ROWS and fits and self.sizes.key.itemsize == 4:
@@ -312,7 +311,7 @@ class Scatter:
         return self.sort_by_passes()
 
     def sort_at_once(self, rows: int) -> Scratch:
-        """Launch one block that sorts `rows` entries a thread; return them, sorted."""
+        """Plan a sort by one block, `rows` entries a thread; return the sorted entries."""
         n, bits = self.sizes.K, self.sizes.G.bit_length()
         entries = self.scratch.take(2 * n, self.sizes.key)
         width = digits(self.sizes.G, n, MAX_DIGIT_BITS)[0].bits
@@ -324,7 +323,7 @@ class Scatter:
         return entries
 
     def sort_by_passes(self) -> Scratch:
-        """Launch a radix sort, two kernels a digit; return the sorted entries.
+        """Plan a radix sort, two kernels a digit; return the sorted entries.
 
         The first counts a digit's values by block, the second moves entries to another buffer.
         """
@@ -332,6 +331,7 @@ class Scatter:
         is_long = n >= LONG_SORT
         items = facts.LONG_ITEMS if is_long else facts.SHORT_ITEMS
         tile = SORT_THREADS * items[key.itemsize]
+        # Entries of a block: whole tiles, so many that SORT_BLOCKS a multiprocessor suffice.
         span = ceil_div(ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors) * tile
         config = one_each(n, span, SORT_THREADS)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
@@ -358,7 +358,7 @@ class Scatter:
         sums: Scratch,
         n_starts: int,
     ) -> None:
-        """Launch partial sums level by level: counts[i] nodes of FANOUT^(i+1) sorted entries each.
+        """Plan partial sums level by level: counts[i] nodes of FANOUT^(i+1) sorted entries each.
 
         The first `n_starts` blocks of the first launch write `starts`, the first entry of each row.
         sums: room for n_sums(counts) sums of W elements in each batch.
@@ -401,12 +401,11 @@ class Scatter:
         starts: Scratch,
         sums: Scratch,
     ) -> None:
-        """Launch the sums of all rows of dX, from partial sums and single entries."""
+        """Plan the sums of all rows of dX, from partial sums and single entries."""
         s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
-        # At most so many rows have LONG_ROW entries: where slices are wide each is an item.
-        n_long = ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0
+        n_long = ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0  # long rows at most, items each
         config, items = items_grid(s.B, n_long + ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
         numbers = rows, n_sums(counts), len(counts), n_long

@@ -61,7 +61,7 @@ class _Sparse(Op):
         decoded: Dtype,
         threads: int = THREADS,
     ) -> Launch:
-        """Launch one of the family's three kernels with `blocks` blocks of `threads`."""
+        """Plan a launch of one of the family's three kernels with `blocks` blocks of `threads`."""
         config = Config((blocks,), (threads,))
         return Launch(kernel, config, args, self.binding(decoded))
 

@@ -106,7 +106,7 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
     nonzeros = flat[mask]
     for part, place in _runs(counts, begins):
         packed[place] = nonzeros[part]
-    bits = np.packbits(pad_tiles(mask, 128), bitorder="little")
+    bits = np.packbits(pad_tiles(mask, 128), bitorder="little")  # whole 16 bytes
     first = layout(flat.size, flat.dtype.itemsize, values.group).values
     starts = first + GROUP_NBYTES * (np.cumsum(groups) - groups)
     total = first + GROUP_NBYTES * int(groups.sum())

@@ -38,7 +38,7 @@ UPDATE_SIGNAL = Input(
 def _launch(
     symbol: str, grid: int, args: tuple[object, ...], t: Dtype = FLOAT32, value: Dtype = FLOAT32
 ) -> Launch:
-    """Launch `symbol` in `grid` blocks; t, value: the types T and VALUE of the kernels."""
+    """Plan a launch of `symbol` in `grid` blocks; t, value: the kernels' types T and VALUE."""
     binding = slots(T=t, VALUE=value, CAPACITY=CAPACITY, CHUNK_NBYTES=CHUNK_NBYTES)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 

@@ -47,7 +47,7 @@ DIRECTIONS_NBYTES = 64 * 2**20  # of scratch memory, where no tensor needs more
 
 
 def _launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
-    """Launch `symbol` in `grid` blocks; types: W, GRAD and MOMENT of the kernels."""
+    """Plan a launch of `symbol` in `grid` blocks; types: W, GRAD and MOMENT of the kernels."""
     sizes = CHUNK_NBYTES, CAPACITY, LISTS
     return common.launch(symbol, grid, THREADS, args, *sizes, types)
 
@@ -258,11 +258,13 @@ class _Step:
         for i, rule in enumerate(rules):
             places.setdefault(rule, []).append(i)
         most = min(CAPACITY, self.direction.most, self.update.most)
+        # Elements of directions in scratch memory; none is needed with new gradients.
         room = max(DIRECTIONS_NBYTES // self.types["GRAD"].itemsize, *self.sizes, 0)
         most_chunks = None if self.has_new_gradients else max(1, room // self.chunk)
         for rule, members in places.items():
             own = [self.sizes[i] for i in members]
             for batch in batches(own, self.chunk, CAPACITY, most, most_chunks):
+                # Its members are places in `own`, and become places in the whole list.
                 yield rule, replace(batch, members=tuple(members[i] for i in batch.members))
 
     def _length(self, batch: Batch) -> int:

@@ -202,6 +202,7 @@ class LayerNormalizationGrad(_Gradient):
     outputs = (X_GRAD, SCALE_GRAD, BIAS_GRAD)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan X_grad and the sums over rows; specs: inputs, then outputs."""
         dy, x, scale, mean, inv_std, dx, of_scale, of_bias = specs
         read = Read(FROM_X, dy, x, (scale,), (mean, inv_std))
         return gradient(self.matrix(device, x, dy), read, dx, (of_scale, of_bias))
@@ -221,6 +222,7 @@ class SimplifiedLayerNormalizationGrad(_Gradient):
     outputs = (X_GRAD, SCALE_GRAD)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan X_grad and the sum over rows; specs: inputs, then outputs."""
         dy, x, scale, inv_std, dx, of_scale = specs
         read = Read(FROM_X, dy, x, (scale,), (None, inv_std))
         return gradient(self.matrix(device, x, dy), read, dx, (of_scale, None))
@@ -255,6 +257,7 @@ class InvertibleLayerNormalizationGrad(_Gradient):
     output_type = attribute(optional(dtype), None, type="T", doc="V where it is None")
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan X_grad and the sums over rows from Y; specs: inputs, then outputs."""
         dy, y, scale, bias, inv_std, dx, of_scale, of_bias = specs
         read = Read(FROM_Y, dy, y, (scale, bias), (inv_std,))
         x = Spec(y.shape, self.output_type or y.dtype)

@@ -75,7 +75,7 @@ class Matrix:
         return VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
 
     def launch(self, kernel: str, config: Config, *args: object) -> Launch:
-        """Launch one of the family's kernels, compiled for the matrix's types."""
+        """Plan a launch of one of the family's kernels, compiled for the matrix's types."""
         binding = slots(T=self.t, U=self.computed_type, V=self.v)
         return Launch(kernel, config, args, binding)
 
@@ -250,7 +250,7 @@ def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Pl
 
 def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) -> Plan:
     """Plan a launch that reads rows once, for dX and partial sums, and one that adds these."""
-    scratch, n_lines = ScratchMemory(), rows.blocks(matrix.device)
+    scratch, n_lines = ScratchMemory(), rows.blocks(matrix.device)  # a line of sums a block
     lines = _lines(matrix, scratch, sums, n_lines)
     config = rows.config(matrix.device)
     steps = [matrix.launch(read.kernels.of(rows), config, *read.args, dx, *lines, rows.argument)]
@@ -302,7 +302,7 @@ def _lines(matrix: Matrix, scratch: ScratchMemory, sums: Gradients, n: int) -> S
 
 
 def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> Launch:
-    """Launch the sums of n lines of partial sums into the gradients `sums`.
+    """Plan the sums of n lines of partial sums into the gradients `sums`.
 
     Along y the grid has the gradient of scale, then that of bias.
     """

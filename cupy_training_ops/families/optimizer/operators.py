@@ -61,7 +61,7 @@ BLOCKS = 16  # of a launch for a norm, for each multiprocessor
 
 
 def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype) -> Launch:
-    """Launch `symbol` in `grid` blocks, compiled for weights of type w and gradients of `grad`."""
+    """Plan a launch of `symbol` in `grid` blocks; w, grad: dtypes of weights and gradients."""
     counts = {"TWO_LISTS": TWO_LISTS, "POINTERS": POINTERS, "ONE_LIST": ONE_LIST}
     binding = slots(W=w, GRAD=grad, CHUNK_NBYTES=CHUNK_NBYTES, STEP_NBYTES=STEP_NBYTES, **counts)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)

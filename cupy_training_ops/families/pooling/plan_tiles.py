@@ -128,7 +128,7 @@ class Tiling:
 
     @property
     def is_small(self) -> bool:
-        """Return True if kernels can count in 32 bits."""
+        """Return True if kernels can count tiles, and bytes of a plane, in 32 bits."""
         planes = self.x.size // (self.rows.image * self.columns.image)
         most = max(spec.nbytes for spec in (self.x, *self.ys))
         return self.n <= MAX_OFFSET and most <= planes * MAX_OFFSET

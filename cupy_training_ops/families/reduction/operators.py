@@ -185,7 +185,10 @@ class _Room:
         return max(1, min(blocks * self.multiprocessors // groups, most))
 
     def partial_sums(self, n_sums: int, n_spans: int, dtype: Dtype) -> tuple[Scratch | None, ...]:
-        """Allocate (partial sums, tickets) for sums of n_spans parts; (None, None) for one part."""
+        """Allocate (partial sums, tickets) for n_sums sums in n_spans parts each.
+
+        They are (None, None) for one part. dtype: of the elements.
+        """
         if n_spans == 1:
             return None, None
         return self.scratch.take(n_sums * n_spans, _summed_in(dtype)), self.tickets
@@ -200,7 +203,7 @@ class Pass:
     B: int
 
     def launch(self, device: Device, x: _Place, y: _Place, room: _Room) -> Launch:
-        """Launch the kernel that suits the shape."""
+        """Plan a launch of the kernel that suits the shape, from array x to y."""
         if self.R == 1:
             return self._copy(x, y)
         if self.B > 1:
@@ -214,20 +217,20 @@ class Pass:
         return self._long_rows(x, y, ceil_div(row_nbytes, VEC_NBYTES), room)
 
     def _copy(self, x: _Place, y: _Place) -> Launch:
-        """Launch a copy, for sums of one term: 0 + -0.0 would lose the sign."""
+        """Plan a copy, for sums of one term: 0 + -0.0 would lose the sign."""
         n = self.A * self.B
         args = (x.argument, y.argument, n, x.aligned and y.aligned)
         grid = ceil_div(n * x.dtype.itemsize, THREADS * VEC_NBYTES)
         return _launch("reduce_sum_training__copy", grid, args, x.dtype, y.dtype)
 
     def _short_rows(self, x: _Place, y: _Place, lanes: int) -> Launch:
-        """Launch a kernel in which each lane sums one packet (16 bytes), and lanes share a row."""
+        """Plan a launch in which each thread sums one packet (16 bytes), `lanes` threads a row."""
         args = (x.argument, y.argument, self.A, lanes)
         grid = ceil_div(self.A * lanes, THREADS * UNROLL)
         return _launch("reduce_sum_training__short_rows", grid, args, x.dtype, y.dtype)
 
     def _rows(self, x: _Place, y: _Place, packets: int) -> Launch:
-        """Launch a kernel in which 1 to 32 lanes of a warp sum a row.
+        """Plan a launch in which 1 to 32 lanes of a warp sum a row of so many `packets`.
 
         Lanes are a power of 2 with about two packets (16 bytes) each, more in rows that need more
         than a warp.
@@ -240,7 +243,7 @@ class Pass:
         return _launch("reduce_sum_training__rows", grid, args, x.dtype, y.dtype)
 
     def _long_rows(self, x: _Place, y: _Place, packets: int, room: _Room) -> Launch:
-        """Launch a kernel in which blocks sum spans of a row; the last block adds their sums."""
+        """Plan a launch in which blocks sum spans of a row; the last block adds their sums."""
         span = ceil_div(packets, room.n_spans(self.A, packets // (THREADS * UNROLL)))
         n_spans = ceil_div(packets, span)
         shared = room.partial_sums(self.A, n_spans, x.dtype)
@@ -248,7 +251,7 @@ class Pass:
         return _launch("reduce_sum_training__long_rows", self.A * n_spans, args, x.dtype, y.dtype)
 
     def _columns(self, x: _Place, y: _Place, room: _Room) -> Launch:
-        """Launch a kernel that sums columns: a thread has a packet of neighbouring columns.
+        """Plan a launch that sums columns: a thread has a packet of neighbouring columns.
 
         Threads of a block share `span` of the R rows, n_spans blocks all of them. A slab is one of
         the A matrices (R, B); a tile is as many packets of a row as a block is wide.
@@ -257,7 +260,7 @@ class Pass:
         whole = self.B % width == 0 and x.aligned and y.aligned
         packets = self.B // width if whole else self.B
         n_tiles, block = column_block(self.A, self.R, packets)
-        groups = ceil_div(self.A, block[2]) * n_tiles
+        groups = ceil_div(self.A, block[2]) * n_tiles  # blocks, if each took all rows
         most = self.R // (2 * UNROLL * block[1]) if block[2] == 1 else 1
         span = max(1, ceil_div(self.R, room.n_spans(groups, most, COLUMN_BLOCKS)))
         n_spans = max(1, ceil_div(self.R, span))

@@ -139,9 +139,10 @@ class ResizeGrad(Op):
         )
 
     def _upsample2x_launch(self, device: Device, dy: Spec, dx: Spec) -> Launch:
-        """Launch the kernel in which a thread (lane) makes `band` rows of dX.
+        """Plan a launch in which a thread (lane) makes `band` rows of dX.
 
-        Their columns are those below a piece, 16 bytes of a row of dY.
+        Their columns are those below a piece, 16 bytes of a row of dY. Threads have more rows once
+        there are LANES of them for each multiprocessor.
         """
         n_planes, n_rows = math.prod(dx.shape[:2]), dx.shape[2]
         n_pieces = 2 * dx.shape[3] * dx.dtype.itemsize // VEC_NBYTES
@@ -156,7 +157,7 @@ class ResizeGrad(Op):
     def _tile_launch(
         self, device: Device, dy: Spec, dx: Spec, rows: np.void, columns: np.void
     ) -> Launch:
-        """Launch the kernel in which a warp makes a tile of dX: `band` rows of `strip` columns.
+        """Plan a launch in which a warp makes a tile of dX: `band` rows of `strip` columns.
 
         rows, columns: the two axes, as structs Axis.
         """

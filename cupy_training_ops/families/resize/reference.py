@@ -75,6 +75,6 @@ def _share_out(dy: HostArray, n: int, low: HostArray, share: HostArray) -> HostA
 
 def _add_runs(dx: HostArray, rows: HostArray, values: HostArray) -> None:
     """Add values[i] to dx[rows[i]] for all i, where rows ascend and may repeat."""
-    several, first = np.unique(rows, return_index=True)
+    several, first = np.unique(rows, return_index=True)  # equal rows are neighbours
     if several.size:
         dx[several] += np.add.reduceat(values, first)

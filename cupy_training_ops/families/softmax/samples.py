@@ -69,7 +69,7 @@ def _special(rng: Generator, dtype: Any) -> tuple[Any, ...]:
 
 
 def _calls(name: str, number: int) -> Iterator[Sample]:
-    """Yield an ordinary sample of each type, and other shapes and axes in two types each."""
+    """Yield an ordinary sample of each dtype; CALLS in two each, in turn from `number` on."""
     for dtype in FLOATS:
         make = partial(inputs, name=name, shape=(16, 64), dtype=dtype)
         yield Sample(name, f"{dtype_name(dtype)}-ordinary", make)

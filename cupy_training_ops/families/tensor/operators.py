@@ -231,7 +231,7 @@ def _launch(
     words: Words,
     capacity: int = CAPACITIES[0],
 ) -> Launch:
-    """Launch a kernel that copies `words`, with room for `capacity` arrays in its arguments."""
+    """Plan a launch that copies `words`, with room for `capacity` arrays in its arguments."""
     return Launch(symbol, config, arguments, words.slots | {"CAPACITY": str(capacity)})
 
 
