@@ -405,7 +405,7 @@ class Scatter:
         s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
-        n_long = ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0  # long rows at most, items each
+        n_long = ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0  # long rows, at most
         config, items = items_grid(s.B, n_long + ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
         numbers = rows, n_sums(counts), len(counts), n_long
