@@ -106,7 +106,7 @@ class Launches:
         return state, self._of_ratio(philox.keep_threshold), self.scale
 
     def then_advance(self, launch: Launch, state: State) -> Plan:
-        """Plan the launch, then one that adds 1 to the offset of a state in an array if ratio > 0."""
+        """Plan the launch, then one that adds 1 to the offset of a state array if ratio > 0."""
         if isinstance(state, Changing):
             return Plan((launch,))  # numbers of the call
         by = self._of_ratio(lambda ratio: int(ratio > 0))

@@ -288,6 +288,7 @@ def _config_by_columns(matrix: Matrix) -> tuple[Config, int]:
     """Return (config, rows of a part): grid (tiles of x columns, parts of rows), blocks (x, y)."""
     x = min(WARP, 1 << (matrix.length - 1).bit_length())
     y, tiles = COLUMN_THREADS // x, ceil_div(matrix.length, x)
+    # As many parts as make COLUMN_BLOCKS blocks a multiprocessor, if there are rows for them.
     wanted = ceil_div(COLUMN_BLOCKS * matrix.device.multiprocessors, tiles)
     parts = max(1, min(wanted, ceil_div(matrix.count, ROWS_A_THREAD * y)))
     rows = ceil_div(matrix.count, parts)
