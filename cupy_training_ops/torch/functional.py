@@ -106,7 +106,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """As torch.nn.functional.layer_norm; computed in float32 (float64 in float64), rounded once."""
+    """As torch.nn.functional.layer_norm; computed in float32 or float64, rounded once."""
     return _layer_norm(input, normalized_shape, weight, bias, eps)
 
 
@@ -116,7 +116,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """As torch.nn.functional.rms_norm; computed in float32 (float64 in float64), rounded once."""
+    """As torch.nn.functional.rms_norm; computed in float32 or float64, rounded once."""
     if eps is None:
         eps = _EPS.get(getattr(input, "dtype", None), _EPS_OF_DOUBLE)
     return _rms_norm(input, normalized_shape, weight, eps)
@@ -151,7 +151,7 @@ def softmax(
     _stacklevel: int = 3,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As torch.nn.functional.softmax; computed in float32 (float64 in float64), rounded once."""
+    """As torch.nn.functional.softmax; computed in float32 or float64, rounded once."""
     if dtype is not None or dim is None or _stacklevel != 3:
         input, dim = _cast("softmax", input, dim, _stacklevel, dtype)
     return _softmax(input, dim)
@@ -163,7 +163,7 @@ def log_softmax(
     _stacklevel: int = 3,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As torch.nn.functional.log_softmax; computed in float32 (float64 in float64), rounded once."""
+    """As torch.nn.functional.log_softmax; computed in float32 or float64, rounded once."""
     if dtype is not None or dim is None or _stacklevel != 3:
         input, dim = _cast("log_softmax", input, dim, _stacklevel, dtype)
     return _log_softmax(input, dim)

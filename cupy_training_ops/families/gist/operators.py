@@ -274,9 +274,10 @@ class GistPackMsfp15Encoder(Encoder):
         Y[j]   1   s   bit j of F   M
 
     M is 31 for NaN and 30 for infinity, else |X| / 2^(F - 131) rounded half up. F is the largest
-    biased exponent of the tile's finite numbers, one more where M would be above 29 (26 for tiles
-    below 2^-126), and then M is at most 15. If the largest is in 2^e to 2^(e + 1), their error
-    is at most 2^-4 2^e, and 2^-3 2^e with keep_sign or from 1.9375 2^e on.
+    biased exponent of the tile's finite numbers, one more where M would be above 29 (for tiles
+    below 2^-126: where |X| is at least 27 2^-131), and then M is at most 15. If the largest is in
+    2^e to 2^(e + 1), their error is at most 2^-4 2^e, and 2^-3 2^e with keep_sign or from
+    1.9375 2^e on.
 
     With keep_sign M is at least 1 where X is not 0, so that a finite tile keeps every sign; format
     and decoder stay the same. The error is then at most a step, 2^-5 2^(E - 127), for every number
