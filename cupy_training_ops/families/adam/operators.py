@@ -173,6 +173,11 @@ class AdamOptimizer(Op):
         )
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
+        """Plan the launches that update the arrays; args: a step's numbers, as kernels take them.
+
+        arrays: w, g, m, v, low-precision w, largest v, None where absent. written: w, g, m, v,
+        low-precision w, largest v, as far as they are wanted.
+        """
         w, g, m, v, mixed, _ = arrays
         copies = common.low_precision_lists((mixed,), written[4:5])
         (mixed,), (copied,), is_bfloat16 = copies if copies[0] else ((None,), (None,), False)
@@ -415,13 +420,13 @@ class AdamWOptimizer(Op):
 
 
 def launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
-    """A launch of this family."""
+    """Return a launch of this family; types: of the slots W, GRAD and MOMENT."""
     sizes = CHUNK_NBYTES, CAPACITY, LISTS
     return common.launch(symbol, grid, THREADS, args, *sizes, types)
 
 
 def chunk(w: Spec, m: Spec, nbytes: int) -> int:
-    """Elements that a block takes, so many bytes of the widest array."""
+    """Return how many elements a block takes: `nbytes` of the wider of weights and moments."""
     return nbytes // max(w.dtype.itemsize, m.dtype.itemsize)
 
 
@@ -433,7 +438,7 @@ def rule(
     maximize: bool = False,
     seed: int | None = None,
 ) -> np.void:
-    """alpha, beta, lambda and epsilon, and what follows from attributes: the kernels' AdamRule."""
+    """Return the kernels' AdamRule; rates: alpha, beta, lambda, epsilon; decays: decay mode."""
     numbers = dict(zip(("alpha", "beta", "lambda_", "epsilon"), rates, strict=True))
     return by_value(
         AdamRule,

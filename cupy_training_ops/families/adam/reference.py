@@ -65,7 +65,12 @@ class RuleW(Rates):
 
 @dataclass(frozen=True)
 class _Step:
-    """Numbers of a step that are the same for all parameters."""
+    """Numbers of a step that are the same for all parameters.
+
+    m = alpha m + (1 - alpha) g, v = beta v + (1 - beta) g^2, g = gradient / divisor + penalty w
+    u = rate m / (root_scale sqrt(v) + epsilon)
+    w = w - u - decay w, or decay (w - u) if decays_updated
+    """
 
     alpha: float
     beta: float
@@ -74,12 +79,12 @@ class _Step:
     epsilon: float
     rate: float
     root_scale: float
-    divisor: float
+    divisor: float  # negative to maximize
     decays_updated: bool
 
     @classmethod
     def of(cls, rule: ListRule, lr: float, step: int, divisor: float) -> _Step:
-        """The numbers of these attributes; a step of 0 corrects no bias."""
+        """Make the numbers from attributes, learning rate and step, of which 0 corrects no bias."""
         alpha, beta, decays_updated = rule["alpha"], rule["beta"], rule["weight_decay_mode"] == 1
         c1, root = bias_correction(alpha, step), float(np.sqrt(bias_correction(beta, step)))
         rate, scale = (lr * root / c1, 1.0) if decays_updated else (lr / c1, 1.0 / root)
@@ -92,7 +97,10 @@ class _Step:
     def update(
         self, w: HostArray, g: HostArray, m: HostArray, v: HostArray, largest: HostArray | None
     ) -> tuple[HostArray | None, ...]:
-        """All moments, the weights and what is added to them, in the type that is computed in."""
+        """Return new (m, v, w, what was added to w, largest v or None), in the computing type.
+
+        largest: AMSGrad's largest second moments; None without.
+        """
         kind = computed_in(w.dtype)
         inputs = (w, g, m, v) if largest is None else (w, g, m, v, largest)
         results = tuple(np.empty(w.shape, kind) for _ in range(4 + (largest is not None)))
@@ -112,7 +120,7 @@ class _Step:
         *largest: HostArray,
         results: Sequence[HostArray],
     ) -> None:
-        """A block, into the results."""
+        """Write a block's new m, v, w, step and largest v into the five or four `results`."""
         new_m, new_v, new_w, delta, *new_largest = results
         g = g / kind.type(self.divisor)
         if self.penalty:
@@ -274,5 +282,5 @@ def adam_w_optimizer(
 
 
 def _like(wide: Arrays, arrays: Arrays) -> Lists:
-    """Rounded to the dtypes of these arrays."""
+    """Return `wide` arrays, rounded to the dtypes of these."""
     return tuple(cast(x, a.dtype) for x, a in zip(wide, arrays, strict=True))

@@ -44,7 +44,7 @@ IMAGES = "shape (N, C, ...), or rank 1; C-contiguous, or with the channels last 
 
 
 def share(value: object) -> float:
-    """A number from 0 to 1."""
+    """Return an attribute's number; refuse one that is not from 0 to 1."""
     number = real(value)
     if not 0 <= number <= 1:
         raise ArgumentError(f"expected a number from 0 to 1, got {shown(value)}")
@@ -57,7 +57,7 @@ class _BatchNorm(Op):
     types: ClassVar[Types] = ROWS
 
     def check_channels(self, x: Spec, per_channel: tuple[Spec, ...]) -> tuple[int]:
-        """The shape (C,) of the inputs with a number for each channel."""
+        """Return the shape (C,); refuse a scalar X, and inputs per_channel of another shape."""
         if not x.shape:
             refuse(self.name, "X", "arrays of at least one dimension", "a scalar")
         channels = (1 if len(x.shape) == 1 else x.shape[1],)
@@ -70,7 +70,7 @@ class _BatchNorm(Op):
 
 
 def _rule(op: BatchNormInternal | BatchNormRelu) -> object:
-    """The struct Rule of an operator that normalises."""
+    """Return the struct Rule of an operator's attributes."""
     return by_value(
         Rule,
         epsilon=op.epsilon,

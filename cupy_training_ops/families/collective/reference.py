@@ -54,7 +54,7 @@ def nccl_reduce_scatter(inputs: Arrays, *, group: ProcessGroup, group_type: int)
 
 
 def megatron_f(x: HostArray, *, group: ProcessGroup, group_type: int) -> HostArray:  # noqa: ARG001
-    """The identity."""
+    """Return x as it is."""
     return x
 
 
@@ -64,7 +64,11 @@ def megatron_g(x: HostArray, *, group: ProcessGroup, group_type: int) -> HostArr
 
 
 def adasum_all_reduce(inputs: Arrays, *, group: ProcessGroup, reduce_algo: int) -> Arrays:
-    """Combine ranks r and r + step by Adasum, for step = 1, 2, 4, ... or from local_size on."""
+    """Return the adaptive sum of all ranks' arrays, by a tree of pairs.
+
+    Ranks whose numbers differ in bit `step` are combined, for step = 1, 2, 4, ..., or from
+    local_size on with reduce_algo 2; both have the result.
+    """
     level = 1 if reduce_algo < 2 else group.local_size or 1
 
     def combine(by_rank: Sequence[Arrays]) -> Sequence[Arrays]:
@@ -140,22 +144,23 @@ def _sums(by_rank: Sequence[Arrays]) -> list[Arrays]:
 
 
 def _wide(x: HostArray) -> HostArray:
-    """An array in the type that it is added in: float64, or its own integers."""
+    """Return an array in the type that it is added in: float64, or its own integers."""
     return x if x.dtype.kind in "iu" else x.astype(np.float64)
 
 
 def _narrow(x: HostArray, dtype: Dtype) -> HostArray:
+    """Return a sum in its result's dtype, rounded once; integers are in it already."""
     return np.asarray(x) if dtype.kind in "iu" else cast(x, dtype)
 
 
 @quiet
 def _combine(a: Arrays, b: Arrays) -> Arrays:
-    """The adaptive sums of two ranks' arrays, in float64, rounded once."""
+    """Return the adaptive sums of two ranks' lists of arrays."""
     return [_adaptive_sum(x, y) for x, y in zip(a, b, strict=True)]
 
 
 def _adaptive_sum(x: HostArray, y: HostArray) -> HostArray:
-    """a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2), the step of Adasum for two arrays."""
+    """Return a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2) in float64, rounded to x's dtype."""
     a, b = (z.astype(np.float64).ravel() for z in (x, y))
     dot = float(a @ b)
     scaled: list[HostArray] = []
