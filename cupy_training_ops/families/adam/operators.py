@@ -163,7 +163,7 @@ class AdamOptimizer(Op):
         return steps.then(count(*types, r, t, scale, update, new_t))
 
     def rule(self, *rates: float) -> np.void:
-        """The kernels' AdamRule of the attributes; `rates` in place of the first four."""
+        """Return the kernels' AdamRule of the attributes; rates: in place of the first four."""
         return rule(
             rates or (self.alpha, self.beta, self.lambda_, self.epsilon),
             correct_bias=self.do_bias_correction,
@@ -326,6 +326,7 @@ class AdamCodedList(AdamOptimizerList):
     )
 
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
+        """Return the outputs' specs; refuse codes of other sizes than `coded_sizes` says."""
         w, *moments = specs[2], *specs[4:6]
         sizes = zip(*(coded_sizes(spec.size, self.bits) for spec in w), strict=True)
         for name, codes, own in zip(CODES, moments, sizes, strict=False):  # no weights, no sizes
@@ -335,7 +336,8 @@ class AdamCodedList(AdamOptimizerList):
         return new_t, *moments, *others
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
-        w, g, *_ = arrays  # float32 moments are compiled already
+        # The kernels are in the module of float32 moments, which is compiled already.
+        w, g, *_ = arrays
         symbol = "adam__coded_list" if self.bits == 8 else "adam__few_bits_list"
         make = partial(launch, symbol, W=w[0].dtype, GRAD=g[0].dtype, MOMENT=FLOAT32)
         return chunks_of_lists(arrays, written, args, CODED_CHUNK, make)
@@ -406,6 +408,7 @@ class AdamWOptimizer(Op):
         return common.signal(update), w, m1, m2
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan the update by AdamOptimizerList's kernels, then a copy of the signal."""
         lr, t, *arrays, update = specs[:7]
         updated, new_w, new_m1, new_m2 = specs[7:]
         rates = self.alpha, self.beta, self.weight_decay, self.epsilon

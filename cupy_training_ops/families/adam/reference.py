@@ -152,7 +152,7 @@ def adam_optimizer(
     update_signal: Number = None,
     **rule: Unpack[Rule],
 ) -> tuple[HostArray | None, ...]:
-    """AdamOptimizer: a step of one weight array."""
+    """Return AdamOptimizer's outputs: new T, moments 1 and 2, weights, gradients, copy or None."""
     new_t, *stepped = adam_optimizer_list(
         r, t, [weights], [gradients], [moment_1], [moment_2], [mixed_precision_weights],
         loss_scale, global_gradient_norm, update_signal, maximize=False, rounding_seed=None, **rule,
@@ -175,7 +175,7 @@ def adam_optimizer_list(
     max_norm: Number = None,
     **rule: Unpack[ListRule],
 ) -> Results:
-    """AdamOptimizerList: a step of many weight arrays."""
+    """Return AdamOptimizerList's outputs: new T, then lists as for one array."""
     *results, _ = adam_largest_list(
         r, t, weights, gradients, moment_1, moment_2, mixed_precision_weights, loss_scale,
         global_gradient_norm, update_signal, max_norm, **rule,
@@ -199,9 +199,10 @@ def adam_largest_list(
     largest_moment_2: Arrays | None = None,
     **rule: Unpack[ListRule],
 ) -> Results:
-    """AdamLargestList: Adam over lists; with largest_moment_2 it is AMSGrad.
+    """Return AdamLargestList's outputs: those of AdamOptimizerList, and new largest_moment_2.
 
-    A step that is skipped returns every input unchanged, in the order of the outputs.
+    Without largest_moment_2 the last is None, and this is Adam, else AMSGrad. A step that is
+    skipped returns the inputs unchanged.
     """
     update = bool(number(update_signal)) and allows_step(r, loss_scale)
     before, new_t = count_step(t, update)
@@ -241,7 +242,7 @@ def adam_coded_list(
     bits: int,
     **rule: Unpack[ListRule],
 ) -> Results:
-    """AdamCodedList: Adam over lists with moments as codes of 8 or 4 bits."""
+    """Return AdamCodedList's outputs: AdamOptimizerList's, with moments as codes of 8 or 4 bits."""
     coded = zip(moment_1, moment_2, weights, strict=True)
     wide = [decode((m, v), w.size, bits) for m, v, w in coded]
     first, second = (
@@ -269,7 +270,7 @@ def adam_w_optimizer(
     update_signal: Number = None,
     **rule: Unpack[RuleW],
 ) -> tuple[HostArray, Lists, Lists, Lists]:
-    """AdamWOptimizer: Adam with decoupled weight decay."""
+    """Return AdamWOptimizer's outputs: updated_flag, and lists of weights and moments 1 and 2."""
     update = bool(number(update_signal))
     _, m, v, w, *_ = adam_optimizer_list(
         lr, step, weights, gradients, momentums_1, momentums_2, update_signal=update,

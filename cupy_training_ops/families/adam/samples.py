@@ -175,6 +175,7 @@ def _max_norms(name: str, maker: Any) -> Iterator[Sample]:
 
 
 def _adam() -> Iterator[Sample]:
+    """Yield samples of AdamOptimizer: types, attributes, shapes."""
     name = "AdamOptimizer"
     yield from _ordinary(name, ROWS, _single)
     yield from _options(name, ROWS, _single)

@@ -270,6 +270,7 @@ class FlashAttentionGrad(_Attention):
         mask: Spec | None,
         lengths: Spec | None,
     ) -> tuple[Spec | None, ...]:
+        """Return the specs of dQ, dK, dV and dS; refuse dY, Y and LSE of other shapes."""
         problem = self.problem(q, k, v, mask)
         self.check_lengths(q, lengths)
         expected = {"dY": self.result(q, v), "Y": self.result(q, v), "LSE": self.statistics(q)}

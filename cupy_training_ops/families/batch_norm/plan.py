@@ -425,7 +425,7 @@ def _group_parts(n_parts: int, n_channels: int) -> int:
 
 
 def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
-    """The struct Pieces: how a thread steps through a channel of an array (outer, n, length).
+    """Return the struct Pieces: how a thread steps through a channel of (outer, n, length).
 
     A piece is `length` neighbouring elements of the channel, and a slot `width` of them. From one
     slot a thread goes on to the slot `threads` later: by `elements_on` elements, and by `wrap` more

@@ -78,7 +78,7 @@ def inputs(rng: Generator, name: str, shape: Shape, row: Row = ROWS[0]) -> tuple
 
 
 def mixed_layouts(rng: Generator, shape: Shape, row: Row, place: int) -> tuple[Any, ...]:
-    """Inputs of the gradient, of which dY or X has its channels last in memory."""
+    """Return inputs of BatchNormalizationGrad, of which dY (place 0) or X (1) has channels last."""
     arrays = list(inputs(rng, "BatchNormalizationGrad", shape, row))
     arrays[place] = np.moveaxis(np.moveaxis(arrays[place], 1, -1).copy(), -1, 1)
     return tuple(arrays)
@@ -147,7 +147,7 @@ def _with_attributes(name: str) -> Iterator[Sample]:
 
 
 def _alone(rng: Generator, shape: Shape, row: Row) -> tuple[Any, ...]:
-    """Inputs without a residual."""
+    """Return inputs of BatchNormRelu without a residual."""
     return inputs(rng, "BatchNormRelu", shape, row)[:-1]
 
 

@@ -282,7 +282,7 @@ def adasum_levels(op: str, group: ProcessGroup, reduce_algo: int) -> tuple[int, 
 
 
 def adasum_slots(dtype: Dtype) -> dict[str, str]:
-    """Slots of the kernels of adaptive sums."""
+    """Return the macros that kernels of adaptive sums are compiled with for tensors of a dtype."""
     return slots(T=dtype, CAPACITY=CAPACITY)
 
 
@@ -458,6 +458,7 @@ class Recv(PointToPoint):
     arrays = attribute(one_of("cupy", "numpy"), "cupy", doc="library of the results without out=")
 
     def infer(self, signal: bool, remote: int) -> tuple[Inferred, ...]:
+        """Return OutputSignal and the specs of Data, which `shapes` and `element_types` say."""
         self.check_remote(remote)
         if self.shapes is None:
             refuse(self.name, "shapes", "shapes, where nothing is received yet", "None")

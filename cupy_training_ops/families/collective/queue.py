@@ -163,6 +163,6 @@ class Calls:
 
 
 def addresses(table: Any, n: int) -> list[int]:
-    """Return the addresses in a struct of pointers, at most n; of scratch memory its own, n times."""
+    """Return the addresses in a struct of pointers, at most n; n times that of scratch memory."""
     listed: list[int] = table["at"][:n].tolist() if isinstance(table, np.void) else [int(table)] * n
     return listed

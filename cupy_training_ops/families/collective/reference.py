@@ -32,6 +32,7 @@ def nccl_all_gather(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> 
     """Return each array as its owner has it; `owners` divides the arrays among ranks."""
 
     def gather(by_rank: Sequence[Arrays]) -> list[Arrays]:
+        """Return, for each rank, each array as its owner has it."""
         pairs = enumerate(owners("NcclAllGather", [x.size for x in inputs], len(by_rank)))
         owned = [by_rank[owner][i] for i, owner in pairs]
         return [owned] * len(by_rank)
@@ -43,6 +44,7 @@ def nccl_reduce_scatter(inputs: Arrays, *, group: ProcessGroup, group_type: int)
     """Sum the arrays that this rank owns over all ranks; return the others unchanged."""
 
     def scatter(by_rank: Sequence[Arrays]) -> list[Arrays]:
+        """Return, for each rank, sums of the arrays that it owns and its own other arrays."""
         owned = owners("NcclReduceScatter", [x.size for x in inputs], len(by_rank))
         sums = _sums(by_rank)[0]
         return [
@@ -72,6 +74,7 @@ def adasum_all_reduce(inputs: Arrays, *, group: ProcessGroup, reduce_algo: int) 
     level = 1 if reduce_algo < 2 else group.local_size or 1
 
     def combine(by_rank: Sequence[Arrays]) -> Sequence[Arrays]:
+        """Return the arrays of each rank after all steps."""
         step = level
         while step < len(by_rank):
             by_rank = [_combine(by_rank[r & ~step], by_rank[r | step]) for r in range(len(by_rank))]
@@ -125,6 +128,7 @@ def _together(
     """Return this rank's share of combine(all ranks' arrays), which the first rank computes."""
 
     def answer(by_rank: list[list[memoryview]]) -> list[Sequence[Part]]:
+        """Return the bytes of each rank's share, from the bytes of each rank's arrays."""
         arrays = [as_arrays(parts, inputs) for parts in by_rank]
         return [list(map(as_bytes, own)) for own in combine(arrays)]
 

@@ -261,6 +261,7 @@ class YieldOp(_Control):
         return Yielded(current_run(self.name), tuple(arrays), differentiable, full_shape)
 
     def infer(self, outputs: Specs) -> tuple[Inferred, ...]:
+        """Return specs of the gradients: those of differentiable outputs; refuse wrong places."""
         self.require_some("module_outputs", outputs)
         for name in ("non_differentiable_outputs", "full_shape_outputs"):
             places = getattr(self, name)

@@ -45,6 +45,7 @@ def _inputs(rng: Generator, name: str, shapes: Sequence[Shape]) -> tuple[Any, ..
 
 
 def _samples(name: str) -> Iterator[Sample]:
+    """Yield the samples of the operator of this name, one for each of LISTS, and one of events."""
     own = SHORT if name == "WaitEvent" else {}
     for label, shapes, offset in LISTS:
         yield Sample(name, label, partial(_inputs, name=name, shapes=shapes), own, offset)

@@ -130,6 +130,8 @@ class _Convolution(Op):
 
 
 class _Transposed(_Convolution):
+    """Base of ConvTranspose and its gradient: attributes that Conv has not."""
+
     is_transposed = True
     output_padding = attribute(optional(margins), None, doc="more elements at the end; None: none")
     output_shape = attribute(optional(margins), None, doc="extents of Y, from which pads follow")
@@ -140,6 +142,8 @@ class _Transposed(_Convolution):
 
 
 class _Forward(_Convolution):
+    """Base of Conv and ConvTranspose."""
+
     domain = "ai.onnx"
     since = 11
     outputs = (Y,)
@@ -193,6 +197,8 @@ class ConvTranspose(_Transposed, _Forward):
 
 
 class _Gradient(_Convolution):
+    """Base of ConvGrad and ConvTransposeGrad."""
+
     outputs = GRADIENTS
 
     def infer(self, dy: Spec, x: Spec, w: Spec) -> tuple[Spec, ...]:

@@ -78,9 +78,9 @@ def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
 
 
 def direct_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan | None:
-    """The wanted gradients, read from Y, or from a copy of Y with its channels side by side.
+    """Plan the wanted gradients from Y, or from a copy of Y with channels last (`_staging`).
 
-    None if no kernels read either.
+    None if direct kernels take neither.
     """
     y = wanted.y
     if goes_direct(device, conv, y, tf32):
@@ -144,7 +144,7 @@ def _weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
 
 
 def _staging(device: Device, conv: Convolution, y: Spec, to: Scratch) -> Launch:
-    """The launch of conv__stage that puts the channels of Y side by side, into `to`.
+    """Return the launch of conv__stage that writes Y (n, channel, position) to `to` channels last.
 
     A block takes PANEL positions of an image; X and W, which the kernel also stages, are absent.
     """

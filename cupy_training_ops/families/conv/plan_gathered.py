@@ -58,10 +58,10 @@ class ImageProduct:
 
     rows, depth             channels of a group that are written, and read (summed)
     extents, read_extents   spatial extents of the images that are written, and read
-    of_axes                 residues of the strides along each axis; 1 in a convolution
-    row_tiles               of a group
-    column_tiles            of one residue
-    parts                   of the depth, which shared memory has one at a time
+    of_axes                 residues p % stride along each axis; 1 in a convolution
+    row_tiles               tiles of rows of a group
+    column_tiles            tiles of columns of one residue: positions that have the same taps
+    parts                   that the depth is divided into; shared memory has one at a time
     packing_blocks          blocks that pack W for a tile, one for each tap and part
     packed_size             elements of W for a tile
     """
@@ -117,7 +117,7 @@ def _product_launch(
 
 
 def _spread_fields(conv: Convolution, spread: Convolution) -> dict[str, object]:
-    """Fields of an ImageLayout that say which tap of `conv`'s W a tap of `spread`'s is.
+    """Return the fields of ImageLayout that say which tap of `conv`'s W a tap of `spread`'s is.
 
     `spread` is `conv`, or the same gradient with a channel for each residue of conv's strides: tap
     j of residue r is then tap r - skipped + j stride of W.
@@ -139,9 +139,9 @@ def _column_tiles(conv: Convolution, extents: Shape, of_axes: Shape, columns: in
 
 
 def _tap_steps(conv: Convolution) -> Shape:
-    """Return, along each axis, how many taps of the kernel it is from one of a residue to its next.
+    """Return, along each axis, the distance from a tap of a residue to the residue's next tap.
 
-    Taps k with the same k * dilation % stride are of one residue.
+    Taps k with the same k * dilation % stride are of one residue: stride 2, dilation 1 give 2.
     """
     pairs = zip(conv.strides, conv.dilations, strict=True)
     return tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)

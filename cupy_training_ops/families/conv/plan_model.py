@@ -111,9 +111,10 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> boo
 
 
 def join_groups(conv: Convolution, dtype: Dtype) -> Convolution:
-    """Join small groups until they fill a tile; large ones and those of one channel stay.
+    """Return the convolution with small groups joined, several to one, to fill a tile.
 
-    W then has zeros where a filter and a channel are of two groups.
+    Large groups, those of one filter, and channels that are no multiple of 4 stay. W then has zeros
+    where a filter and a channel are of two groups.
     """
     channels, filters = conv.group_channels, conv.group_filters
     if min(channels, filters) >= LEAST_DEPTH or channels % 4 != 0 or filters == 1:

@@ -301,7 +301,7 @@ def _blank(struct: Struct) -> np.void:
 class _Image:
     """Blocks and arguments of conv__staged for a convolution or its data gradient.
 
-    residues   residues of the strides, with tiles of their own; 1 in a convolution
+    residues   of positions by the strides (p % stride), with tiles of their own; 1 without
     tiles      tiles of rows, of all groups
     blocks     tiles x tiles of columns x residues
     steps      about the stages of a block's sum
@@ -434,7 +434,8 @@ class _Sums:
     def _at_once(self, channel_tiles: int) -> tuple[int, int]:
         """Return (filters of a block, threads for each sum) where W is (filter, channel, tap).
 
-        Filters are so few that each multiprocessor has TOTALS blocks, of channel_tiles each.
+        Filters are so few that each multiprocessor has TOTALS blocks. channel_tiles: blocks that
+        the channels of a filter are divided among.
         """
         of_kernel, lines = math.prod(self.conv.kernel), self.conv.filters * channel_tiles
         filters = ceil_div(lines, TOTALS * self.device.multiprocessors)

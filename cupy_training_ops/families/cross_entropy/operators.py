@@ -313,6 +313,7 @@ class GradientOp(SparseOp):
     def infer(
         self, dy: Spec, log_prob: Spec, label: Spec, weight: Spec | None, *others: Any
     ) -> tuple[Spec, ...]:
+        """Return the spec of d_logits; others: (ignored label, bias) if they are declared."""
         rows, t_out = self.check_shapes(log_prob, label, weight)
         self.check_slope(dy, rows)
         if len(others) == 2 and others[1] is not None:
@@ -534,6 +535,7 @@ class CrossEntropyLossAndGrad(SparseOp):
     def plan(
         self, device: Device, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> Plan:
+        """Plan the call; others: ignored label, loss_scale, then the outputs in their order."""
         ignored, scale, output, gradient, *measures = others
         targets = self.targets(scores, labels, weights, ignored)
         rows, factor = self.rows(device, scores), 1.0 if scale is None else scale
@@ -627,6 +629,7 @@ class DenseCrossEntropyLossAndGrad(CrossEntropyOp):
         row_weights: Spec | None,
         _: Any,
     ) -> tuple[Spec, ...]:
+        """Return the specs of output, d_scores and d_target; refuse shapes that do not fit."""
         if len(scores.shape) < 2:
             refuse(self.name, "scores", SCORES.shape, f"shape {scores.shape}")
         self.refuse_unlike("target", target, scores.shape, "scores")
@@ -652,6 +655,7 @@ class DenseCrossEntropyLossAndGrad(CrossEntropyOp):
         gradient: Spec | None,
         of_target: Spec | None,
     ) -> Plan:
+        """Plan the call: targets without labels, and probabilities in their place."""
         rows = replace(self.rows(device, scores), t_target=target.dtype)
         classes = Targets(None, scores.shape[1], weights)
         numbers = self.label_smoothing, self.lse_square_scale, self.softcap

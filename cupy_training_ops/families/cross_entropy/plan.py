@@ -248,6 +248,7 @@ class Rows:
         return self._launch(symbol, plans.Config((blocks,), (SUM_THREADS,)), args)
 
     def _launch(self, symbol: str, config: plans.Config, args: tuple[object, ...]) -> plans.Launch:
+        """Return a launch, with the types that this call's kernels are compiled for."""
         binding = plans.slots(T=self.t, TOUT=self.t_out, NBYTES=self._register_nbytes)
         if self.t_target not in (None, self.t):
             binding |= plans.slots(TTARGET=self.t_target)
@@ -255,6 +256,7 @@ class Rows:
 
     @property
     def _register_nbytes(self) -> int:
+        """Return how many bytes of a row a thread has in registers, as both types allow it."""
         return min(register_nbytes(self.device, t) for t in (self.t, self.t_out))
 
 

@@ -117,6 +117,7 @@ class Call:
 
     @property
     def attributes(self) -> dict[str, Any]:
+        """Return the operator's attributes by name."""
         values: dict[str, Any] = {"reduction": self.reduction, **dict(self.terms)}
         if self.form.has_ignore and not self.form.ignore_input and not self.form.dense:
             values["ignore_index"] = self.ignore
