@@ -121,7 +121,7 @@ def _encode_first(m: HostArray, exponents: HostArray, noises: HostArray) -> Host
     """
     least = _least(exponents)
     bits = _bits(m)
-    draws = noises >> np.uint32(9)
+    draws = noises >> np.uint32(9)  # 23 bits: as many as the fraction, of which 20 are cut off
     upper = (bits + (draws >> np.uint32(FIRST_BITS))) >> (_FRACTION - FIRST_BITS)
     codes = np.minimum(upper - _first_base(least), _TOP)
     shares = np.abs(m) * _power(_FRACTION + 2 * _BIAS - least)  # 2^23 |m| over the least power
@@ -141,7 +141,8 @@ def _decode_first(first: HostArray, exponents: HostArray) -> HostArray:
 def _least(exponents: HostArray) -> HostArray:
     """Return the exponent of the least power of two in codes of first moments.
 
-    Both exponents have float32's bias; `exponents`: of the second moments, halved for their root.
+    Codes have OCTAVES powers of two, the first ROOM of them above the root of the second moment,
+    whose exponent is `exponents`. All exponents have float32's bias.
     """
     return np.asarray((exponents + _BIAS >> 1) + ROOM + 1 - OCTAVES)
 
@@ -188,7 +189,8 @@ def _encode_few_first(m: HostArray, roots: HostArray, noises: HostArray) -> Host
     """Return codes of 4 bits of m, two a byte, then for each block a bfloat16, `part`.
 
     A code is a sign and a level from 0 to 7: |m| / root = level * part, rounded at random. part is
-    a seventh of the block's largest ratio, cut to bfloat16. roots: exponents of powers of two.
+    a seventh of the block's largest ratio, cut to bfloat16. roots: exponents of the powers of two
+    at or below the roots of the second moments.
     """
     ratios = np.fmin(np.abs(m) * _power(2 * _BIAS - roots), _LARGEST)
     largest = _blocks(ratios).max(axis=1, initial=0)
@@ -204,7 +206,10 @@ def _encode_few_first(m: HostArray, roots: HostArray, noises: HostArray) -> Host
 
 
 def _decode_few_first(first: HostArray, roots: HostArray, n: int) -> HostArray:
-    """Return the n numbers of these codes; roots: as for `_encode_few_first`."""
+    """Return the n first moments of these codes.
+
+    roots: exponents of the powers of two at or below the roots of the second moments.
+    """
     codes, scales = _unpacked(first, n)
     parts = np.ascontiguousarray(scales).view(np.uint16).reshape(-1).astype(np.uint32)
     part = (parts << np.uint32(16)).view(np.float32)

@@ -202,7 +202,10 @@ def adam_largest_list(
     """Return AdamLargestList's outputs: those of AdamOptimizerList, and new largest_moment_2.
 
     Without largest_moment_2 the last is None, and this is Adam, else AMSGrad. A step that is
-    skipped returns the inputs unchanged.
+    skipped returns the inputs unchanged. r: learning rate; t: number of this step; lists have an
+    array for each parameter; mixed_precision_weights: low-precision copies or None;
+    global_gradient_norm: of gradients times loss_scale, clipped to max_norm, if there is one, else
+    max_norm_clip; update_signal: False skips the step.
     """
     update = bool(number(update_signal)) and allows_step(r, loss_scale)
     before, new_t = count_step(t, update)

@@ -44,7 +44,11 @@ def flash_attention(
     lengths: HostArray | None = None,
     **options: Unpack[Options],
 ) -> tuple[HostArray, HostArray]:
-    """Return Y = softmax(scores) V and LSE = ln sum of e^scores, of each query."""
+    """Return Y = softmax(scores) V, in Q's layout, and LSE = ln sum of e^scores of each query.
+
+    q, k, v: (batch, heads, rows, width), or with q_num_heads (batch, rows, heads width). mask:
+    bool, True where a query sees a key, or added to scores. lengths: (batch,), keys that exist.
+    """
     heads, kv_heads = options["q_num_heads"], options["kv_num_heads"]
     wide_q, wide_k, wide_v = _by_heads(q, heads), _by_heads(k, kv_heads), _by_heads(v, kv_heads)
     y = np.zeros((*wide_q.shape[:-1], wide_v.shape[-1]), wide_q.dtype)
@@ -74,7 +78,10 @@ def flash_attention_grad(
     mask_gradient: bool,
     **options: Unpack[Options],
 ) -> tuple[HostArray | None, ...]:
-    """Return dQ, dK, dV, and dS with mask_gradient, else None; dS = P (dY V^T - sum of dY Y)."""
+    """Return dQ, dK, dV, and dS with mask_gradient, else None; dS = P (dY V^T - sum of dY Y).
+
+    y, lse: what flash_attention returned; the other inputs are as there.
+    """
     heads, kv_heads = options["q_num_heads"], options["kv_num_heads"]
     wide_q, wide_dy, wide_y = (_by_heads(x, heads) for x in (q, dy, y))
     wide_k, wide_v = _by_heads(k, kv_heads), _by_heads(v, kv_heads)

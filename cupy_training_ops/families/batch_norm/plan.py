@@ -260,7 +260,7 @@ class Call:
             return self._whole_channels(channels)
         width = self.width if whole else 1
         n_slots = channels.elements // width
-        batch = THREADS * self._depth(width)
+        batch = THREADS * self._depth(width)  # slots that a block has in registers
         span = batch * ceil_div(n_slots, batch * MAX_PARTS)
         blocks = PIECE_BLOCKS * self.device.multiprocessors
         if channels.n * ceil_div(n_slots, 2 * span) >= MANY_ITEMS * blocks:
@@ -420,7 +420,7 @@ def _group_parts(n_parts: int, n_channels: int) -> int:
 
     n_channels: of a tile. With groups, there are about as many as a group has parts.
     """
-    few = n_parts <= MERGED_PARTS * (THREADS // n_channels)
+    few = n_parts <= MERGED_PARTS * (THREADS // n_channels)  # these threads share a channel's parts
     return 1 if few else math.isqrt(n_parts)
 
 

@@ -34,6 +34,7 @@ def batch_norm_internal(
     """Return Y = scale (X - mean) / sqrt(var + epsilon) + bias, and four statistics.
 
     These are running_mean, running_var, saved_mean, saved_inv_std; None without training_mode.
+    x: (N, C, ...), the other arrays: (C,). mean and var are X's, or without training_mode input_...
     """
     before = _wide(input_mean), _wide(input_var)
     y, mean, var, inv_std = _normalize(x, scale, bias, epsilon, None if training_mode else before)
@@ -57,7 +58,10 @@ def batch_norm_relu(
     momentum: float,
     unbiased: bool,
 ) -> tuple[HostArray, ...]:
-    """Update the running statistics in place; return Y, saved_mean and saved_inv_std."""
+    """Update the running statistics in place; return Y, saved_mean and saved_inv_std.
+
+    Y = max(0, scale (X - mean) inv_std + bias + residual); x, residual: (N, C, ...), others: (C,).
+    """
     residuals = None if residual is None else _channels(residual)
 
     def rectify(values: HostArray, some: slice | HostArray) -> HostArray:
@@ -128,6 +132,7 @@ def batch_normalization_grad(
 ) -> tuple[HostArray, ...]:
     """Return X_grad, scale_grad and bias_grad, computed some channels at a time.
 
+    dy, x: (N, C, ...), the other arrays: (C,). saved_...: what batch_norm_internal returned.
     `rest`: channels whose sums are not finite in float32 and are computed again in float64.
     """
     slopes, channels, gradient = _channels(dy), _channels(x), np.empty(x.shape, x.dtype)
@@ -172,7 +177,8 @@ def _gradient(
 ) -> tuple[HostArray, HostArray]:
     """Return X_grad of the channels `some`, and (scale_grad, bias_grad) of them in one array.
 
-    slopes (dY) and channels (X) are (outer, channels, length); kind: the type of the products.
+    slopes (dY) and channels (X) are (outer, channels, length), the others have a number for each
+    channel; kind: the type of the products. Sums are in float64.
     """
     slope = slopes[:, some].astype(kind, copy=False)
     own_inv_std = _along(_wide(inv_std)[some].astype(kind))

@@ -334,7 +334,8 @@ def _combine(
 ) -> Iterator[Launch]:
     """Yield the launches that write `results` from `own` and the partner's tensors of a batch.
 
-    Dot products of chunks, then scales of tensors, then sums. is_first: this rank's are a, not b.
+    Dot products of chunks, then scales of tensors, then sums. is_first: in AdasumAllReduce's
+    formula this rank's tensors are a, and not b.
     """
     binding = adasum_slots(own[0].dtype)
     chunks, n = Config((batch.n_chunks,), (THREADS,)), np.int32(len(batch.members))
@@ -473,7 +474,10 @@ class Recv(PointToPoint):
         return self._transfer(data, rows, self.group.rank, remote)
 
     def __call__(self, /, *inputs: object, out: object = None, **keywords: Any) -> Any:
-        """Receive into `out`, into arrays of `shapes`, or into arrays of the message's shapes."""
+        """Receive into `out`, into arrays of `shapes`, or into arrays of the message's shapes.
+
+        inputs: InputSignal (True) and Remote, the sender's rank. out: (OutputSignal, Data) or None.
+        """
         data = out[1] if isinstance(out, tuple) and len(out) == 2 else None
         arrays = data if isinstance(data, tuple) and all(a is not None for a in data) else ()
         if arrays:

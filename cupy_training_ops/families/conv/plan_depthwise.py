@@ -67,7 +67,11 @@ def goes_by_lines(conv: Convolution, *arrays: Spec | None) -> bool:
 
 
 def depthwise(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
-    """Plan a convolution or its data gradient: conv__depthwise..., _lines or _walks."""
+    """Plan a convolution or its data gradient.
+
+    Channels first, a thread has a strip of what is written; channels last, a block has a tile of
+    channels of a part of the strips (conv__depthwise_lines), or of walks, strips of several rows.
+    """
     read, written, is_gradient = wanted.source, wanted.target, wanted.is_gradient
     arrays = (read, wanted.w, wanted.bias, written)
     walked = conv.image if is_gradient else conv.output
@@ -82,8 +86,8 @@ def depthwise(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     if _can_walk(conv):
         symbol, how, width = "conv__depthwise_walks", (WALKED_ROWS,), LINE_SUMS
         walked = _walks(walked)
-    tiles, rows = _line_tiles(conv, width)
-    parts, of_block = _parts(device, conv, walked, tiles, rows)
+    tiles, strips = _line_tiles(conv, width)
+    parts, of_block = _parts(device, conv, walked, tiles, strips)
     config = Config((parts * tiles,), (THREADS,))
     layout = _layout(conv, walked, (read, written))
     line_args = (*arrays, of_block, *how, is_gradient, layout)
@@ -99,15 +103,15 @@ def _can_walk(conv: Convolution) -> bool:
 
 
 def _walks(extents: Shape) -> Shape:
-    """Return the extents with walks of WALKED_ROWS rows in place of rows."""
+    """Return the extents with walks, WALKED_ROWS rows that a thread walks down, for rows."""
     return (extents[0], ceil_div(extents[1], WALKED_ROWS), extents[2])
 
 
 def depthwise_weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     """Plan the gradients of W and of a bias: sums over parts of the strips, then their totals.
 
-    at_once: taps along an axis that a block sums; `tiles` of them make the kernel. A bias has the
-    same parts, and bits, without W.
+    at_once: taps along an axis that a block sums; `tiles` such tiles of taps make the kernel. A
+    part has `blocks` blocks. A bias has the same parts, and bits, without W.
     """
     x, y, w, bias = wanted.x, wanted.y, wanted.dw, wanted.db
     at_once = WIDE_TAPS if not y.channels_last and _has_wide_tiles(conv, y) else TAPS
@@ -117,9 +121,9 @@ def depthwise_weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
         walks, slots = _can_walk(conv), lines_variant(y.dtype, sums=True).slots
         symbol = "conv__depthwise_walks_weight" if walks else "conv__depthwise_lines_weight"
         walked = _walks(conv.output) if walks else conv.output
-        line_tiles, rows = _line_tiles(conv, LINE_SUMS)
+        line_tiles, strips = _line_tiles(conv, LINE_SUMS)
         blocks = tiles * line_tiles  # of a part
-        parts, n_strips = _parts(device, conv, walked, blocks, rows)
+        parts, n_strips = _parts(device, conv, walked, blocks, strips)
         of_part = (n_strips, WALKED_ROWS) if walks else (n_strips,)
     else:
         symbol, slots = "conv__depthwise_weight", small_variant(y.dtype).slots
@@ -151,20 +155,24 @@ def _line_tiles(conv: Convolution, width: int) -> tuple[int, int]:
 
 
 def _parts(
-    device: Device, conv: Convolution, walked: Shape, blocks: int, rows: int
+    device: Device, conv: Convolution, walked: Shape, blocks: int, strips: int
 ) -> tuple[int, int]:
-    """Divide the strips of all images: return how many parts there are, and strips of a part.
+    """Divide the strips of all images into parts: return (number of parts, strips of a part).
 
-    blocks: of each part. rows: strips of a block at a time, which a part has at least.
+    blocks: of each part. strips: those of a block at a time, which a part has at least.
     """
     n_strips = conv.batch * math.prod(_strips(walked))
     most_parts = ceil_div(BLOCKS_WANTED * device.multiprocessors, blocks)
-    strips_of_part = ceil_div(n_strips, min(most_parts, ceil_div(n_strips, rows)))
+    strips_of_part = ceil_div(n_strips, min(most_parts, ceil_div(n_strips, strips)))
     return ceil_div(n_strips, strips_of_part), strips_of_part
 
 
 def _layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.void:
-    """Return the struct DepthwiseLayout; `walked`: extents whose strips threads go through."""
+    """Return the struct DepthwiseLayout.
+
+    walked: the extents whose strips threads go through. arrays: read and written; their alignment
+    counts.
+    """
     strips = _strips(walked)
     return by_value(
         DepthwiseLayout,

@@ -83,14 +83,21 @@ SUM_COST = 0.03  # time of adding up one part of a tile
 
 
 def tiles_of(device: Device, dtype: Dtype, tf32: int) -> dict[int, Tile]:
-    """Return the tiles over staged arrays of this type, by their rows."""
+    """Return the tiles over staged arrays of this type, by their rows.
+
+    tf32: products of TF32 for each of float32: 1 or 3, or 0, exact.
+    """
     if tf32 == 3 and dtype == FLOAT32:
         return OF_PARTS
     return OF_WARPGROUPS if multiply_by_warpgroups(device, dtype) else OF_WARPS
 
 
 def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> bool:
-    """Return True if there are tiles over staged arrays for this convolution."""
+    """Return True if conv__staged computes this convolution: on tensor cores, without tf32 exactly.
+
+    It does in 2-byte types and float32, from 8.0 on, with LEAST_DEPTH channels and filters of a
+    group (joined or not) or more, and at most STAGED_TAPS taps, if memory has room for the copies.
+    """
     conv = join_groups(conv, dtype)
     width = VEC_NBYTES // dtype.itemsize
     channels = (conv.group_channels, conv.group_filters)
@@ -153,7 +160,7 @@ def _staging_pays(
 
 
 def _multiplies_often(conv: Convolution) -> bool:
-    """Return True if a 1 x 1 convolution has so many products that staging saves time."""
+    """Return True if each element that is staged has so many products that staging saves time."""
     channels, filters = conv.group_channels, conv.group_filters
     return channels * filters >= LEAST_PRODUCTS * (channels + filters)
 

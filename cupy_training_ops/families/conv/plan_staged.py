@@ -196,9 +196,10 @@ class Staging:
 
 
 def _loaded_together(channels: int, plane: int, width: int, spec: Spec | None) -> int:
-    """Return how many positions a thread loads as one vector, of `plane` in a channel.
+    """Return how many of a channel's `plane` positions a thread loads as one vector: 1 or more.
 
-    0: by vectors of `width` across whole planes (channels), where no vector divides a small plane.
+    0: vectors of `width` elements go on from one channel into the next, in an aligned array whose
+    channels have so few positions that a tile has them all.
     """
     n = neighbours(plane, width, spec)
     are_as_one = n == 1 and plane <= PANEL and channels % width == 0

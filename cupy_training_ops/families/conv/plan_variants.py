@@ -76,7 +76,8 @@ class Variant:
     def stages_nbytes(self, stages: int, *, weight: bool) -> int:
         """Return the bytes of `stages` parts of A (rows x depth) and B (depth x COLUMNS).
 
-        Each has padded lines: of W's gradient along k (DEPTH elements), else along rows or columns.
+        weight: in W's gradient lines in shared memory are along the depth; else they are the rows
+        of A and the columns of B at one k of the sum. Each line is padded against bank conflicts.
         """
         pad = TF32_PAD if self.tf32 else VEC_NBYTES // self.dtype.itemsize
         by_k = self.depth * (self.rows + COLUMNS + 2 * pad)
@@ -100,7 +101,8 @@ def image_variant(
 ) -> Variant:
     """Return the variant of a convolution or its data gradient whose blocks take least time in all.
 
-    lines: the arrays are copied by vectors as they lie, see `image_has_lines`.
+    tf32: 1, products of float32 may be rounded to TF32, else 0 or 3. lines: the arrays are copied
+    by vectors as they lie, see `image_has_lines`.
     """
     sides = Sides.of(conv, is_gradient)
     n_residues = math.prod(sides.residues)
@@ -155,7 +157,7 @@ def weight_kernel(device: Device, conv: Convolution, x: Spec, y: Spec, tf32: int
 
 
 def _multiplies_lines(device: Device, dtype: Dtype, tf32: int) -> bool:
-    """Return True if tensor cores multiply lines of this dtype."""
+    """Return True if tensor cores multiply arrays of this dtype that are not staged."""
     return dtype.itemsize == 2 or rounds(device, dtype, tf32)
 
 

@@ -296,7 +296,8 @@ def both(
     """Plan the loss (`output`) and the gradient of scale times it, against labels.
 
     Without labels in `targets`, against probabilities. The kernels with shares (the probability
-    that is wanted of each class) also serve where smoothing goes with weights of classes.
+    that is wanted of each class) also serve where smoothing goes with weights of classes. scale: in
+    an array, a number, or a number of each call.
     """
     divides, divisor = rows.divisor(targets)
     losses, squares = rows.losses(output), rows.losses(terms.z_loss)

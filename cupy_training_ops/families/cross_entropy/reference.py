@@ -34,7 +34,10 @@ _Pair = tuple[HostArray, HostArray]  # loss, and log-probabilities or a gradient
 
 @quiet
 def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str) -> _Pair:
-    """Return (loss against distributions, log-probabilities); classes are the last axis."""
+    """Return (loss, log-probabilities of logits); label has a distribution for each row.
+
+    Classes are the last axis of both. The loss has shape (), or that of the rows with "none".
+    """
     log_prob, kind = np.empty(logits.shape, logits.dtype), working_type(logits)
     losses = np.empty(logits.shape[:-1], kind)
     flat, start = losses.reshape(-1, 1), 0
@@ -56,7 +59,10 @@ def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str
 def softmax_cross_entropy_grad(
     dy: HostArray, log_prob: HostArray, label: HostArray, *, reduction: str
 ) -> HostArray:
-    """Return the gradient of logits, (e^log_prob - label) dY / N."""
+    """Return the gradient of logits, (e^log_prob - label) dY / N; N: the rows for "mean", else 1.
+
+    dy: the gradient of the loss, of one element, or of each row with "none".
+    """
     count = np.prod(log_prob.shape[:-1]) if reduction == "mean" else 1
     scale = (_slope(dy, log_prob.shape[:-1], reduction) / count).reshape(-1, 1)
     gradient, start = np.empty(log_prob.shape, log_prob.dtype), 0
@@ -182,7 +188,11 @@ def cross_entropy_loss_and_grad(
     lse_square_scale: float,
     softcap: float,
 ) -> _Pair:
-    """Return the loss, and the gradient of loss_scale times it by the scores."""
+    """Return the loss of scores (N, C, ...) against labels (N, ...), and the scores' gradient.
+
+    weights: of the C classes. ignore_index: the label of rows that do not count. The gradient is
+    that of loss_scale times the loss; output_type is the loss's.
+    """
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     slope = np.full(labels.shape if reduction == "none" else (), number(loss_scale))
     out = output_type or scores.dtype
@@ -231,9 +241,10 @@ def dense_cross_entropy_loss_and_grad(
     lse_square_scale: float,
     softcap: float,
 ) -> tuple[HostArray, ...]:
-    """Return the loss against probabilities, the scores' gradient and the target's.
+    """Return the loss of scores (N, C, ...) against probabilities, their gradient and target's.
 
-    shares: the smoothed target times weights of classes; each: these weights.
+    target: (N, C, ...). weights: of the C classes. row_weights: (N, ...). shares: the smoothed
+    target times weights of classes; each: these weights as (1, C, 1).
     """
     flat, n_classes = _flat(scores), max(scores.shape[1], 1)
     each = np.ones((1, 1, 1)) if weights is None else _wide(weights).reshape(1, -1, 1)
@@ -263,7 +274,10 @@ def _flat(x: HostArray) -> HostArray:
 
 
 class _CappedLines:
-    """Capped scores (N, C, M) in float64, along C: lse and log_prob; cap_slope: the cap's slope."""
+    """Capped scores (N, C, M) in float64, with lse = ln(sum of e^scores over C) and log_prob.
+
+    cap_slope: the derivative of the cap, softcap tanh(scores / softcap).
+    """
 
     def __init__(self, scores: HostArray, softcap: float) -> None:
         self.scores, self.cap_slope = scores, np.ones(())
@@ -302,7 +316,7 @@ class _Rows:
     outside   labels that are out of range
     known     labels that are neither that nor ignored
     classes   labels where known, else 0
-    weights   of rows: 0 where ignored, 1 where outside
+    weights   of rows: the caller's or 1 where known, 0 where ignored, 1 where outside
     special   flat: rows whose gradient is 0 or NaN whatever it would be; empty if there are none
     """
 
