@@ -470,7 +470,10 @@ def over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pla
 def chunks_of_lists(
     inputs: Sequence[Any], outputs: Sequence[Any], args: Args, most: int, make: Any
 ) -> Plan:
-    """Plan launches `make(grid, arguments)` of a step; a block has at most `most` elements."""
+    """Plan launches `make(grid, arguments)`; a block has at most `most` elements.
+
+    inputs, outputs: as for `over_lists`. args: numbers of the step, which all launches have.
+    """
     w, g, m, v, mixed, largest = inputs
     *written, copied, new_largest = outputs
     mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, copied)
@@ -483,7 +486,10 @@ def chunks_of_lists(
 
 
 def count(w: Dtype, g: Dtype, m: Dtype, *numbers: Any) -> Plan:
-    """Plan new_t = t + 1 by adam__count, in the module that is compiled for w, g and m already."""
+    """Plan new_t = t + 1 by adam__count, in the module that is compiled for w, g and m already.
+
+    numbers: those that decide about it, as common.count_step takes them.
+    """
     wide = FLOAT32 if m == UINT8 else m
     make = partial(launch, "adam__count", W=w, GRAD=g, MOMENT=wide)
     return common.count_step(make, *numbers)

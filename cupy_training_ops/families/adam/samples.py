@@ -16,9 +16,9 @@ from ..optimizer.samples import SCALES, arrays, holes, one
 from ..tensor.samples import values
 from .codes import encode
 
-Types = tuple[Any, Any, Any]
+Types = tuple[Any, Any, Any]  # of weights, moments, gradients
 
-# Weights, moments and gradients: upstream's, then those of lists alone.
+# Types that ONNX Runtime has too, then those of lists alone.
 ROWS: tuple[Types, ...] = (
     (FLOAT32, FLOAT32, FLOAT32),
     *((FLOAT32, half, FLOAT32) for half in (FLOAT16, BFLOAT16)),
@@ -49,7 +49,7 @@ NEGATED: tuple[dict[str, Any], ...] = (
 )
 SEEDED: dict[str, Any] = {"lambda_": 0.1, "rounding_seed": 7}
 NUMBERS = (0.01, 3)  # learning rate and step
-Numbers = tuple[Any, ...]
+Numbers = tuple[Any, ...]  # numbers, or arrays of one element
 
 
 def _moments(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[list[Any], list[Any]]:
@@ -65,7 +65,10 @@ def _single(
     copy: Any = None,
     others: Numbers = (),
 ) -> tuple[Any, ...]:
-    """Return the inputs of AdamOptimizer: one array of each list of _list, and numbers."""
+    """Return the inputs of AdamOptimizer: one array of each list of _list, and numbers.
+
+    copy: dtype of low-precision weights, or None. others: loss scale, norm and update signal.
+    """
     row = _list(rng, types, (shape,), numbers)
     mixed = None if copy is None else values(rng, shape, copy)
     return *row[:2], *(items[0] for items in row[2:]), mixed, *others
@@ -88,7 +91,11 @@ def _full(
     copy: Any = None,
     others: Numbers = (),
 ) -> tuple[Any, ...]:
-    """Return the inputs of a step over lists, with low-precision copies and other numbers."""
+    """Return the inputs of a step over lists.
+
+    copy: dtype of low-precision weights, some of which are None; None: there are none. others:
+    loss scale, norm and further inputs.
+    """
     row = _list(rng, types, shapes, numbers)
     return *row, None if copy is None else holes(rng, shapes, copy), *others
 

@@ -156,7 +156,11 @@ class Matrix:
         return n_parts * self.n_tiles * (THREADS // self.threads) * self.threads
 
     def layout(self, n_parts: int, ring: int, cached: int, aligned: bool) -> np.void:
-        """Return the struct Columns; ring: groups of rows in shared memory, cached: rows in L2."""
+        """Return the struct Columns.
+
+        ring: groups of a thread's rows that shared memory has room for; 0 without. cached: rows of
+        a thread that L2 is to keep. aligned: all vectors are.
+        """
         return by_value(
             Columns,
             n_rows=self.channels.outer,

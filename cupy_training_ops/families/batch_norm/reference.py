@@ -231,7 +231,7 @@ def _distances(x: HostArray) -> tuple[HostArray, HostArray, HostArray]:
     distance = x - _along(about)
     more = _sum(distance) / m
     var = _sum(np.square(distance)) / m - np.square(more)
-    if (np.abs(more) > 2.0**-25 * np.sqrt(var)).any():
+    if (np.abs(more) > 2.0**-25 * np.sqrt(var)).any():  # relative to float32's precision
         distance -= _along(more.astype(FLOAT32))
         var = _sum(np.square(distance)) / m
     return distance, about + more, var

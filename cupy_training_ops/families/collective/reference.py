@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Collectives over NumPy arrays, which travel through the first rank of the sub-group."""
+"""Collectives over NumPy arrays, which travel through the first rank of the sub-group.
+
+inputs are this rank's arrays, of the same shapes on all ranks; group_type, 0 to 4, says which ranks
+take part (members.py).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ def nccl_all_reduce(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> 
 
 
 def nccl_all_gather(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
-    """Return each array as its owner has it; `owners` divides the arrays among ranks."""
+    """Return each array as the rank that owns it has it; `owners` says which, by their sizes."""
 
     def gather(by_rank: Sequence[Arrays]) -> list[Arrays]:
         """Return, for each rank, each array as its owner has it."""
@@ -94,7 +98,7 @@ def send(
     tag: int,
     element_types: tuple[Dtype, ...],  # noqa: ARG001 - those of the data
 ) -> None:
-    """Send arrays to rank `remote`, which has received them when this returns."""
+    """Send arrays to rank `remote`, which has received them, by a Recv with this tag, on return."""
     text, parts = transfer_description("cpu", tag, data), list(map(as_bytes, data))
     group.exchange("Send", (remote, group.rank), text, parts, _handed_over)
 

@@ -273,7 +273,7 @@ class YieldOp(_Control):
         return (tuple(outputs[place] for place in self._places(outputs)),)
 
     def delegate(self, outputs: tuple[object, ...]) -> object:
-        """Return the arrays that get a gradient; refuse to where no SplitStep can send it."""
+        """Return the arrays that get a gradient; refuse a call where no SplitStep can send it."""
         current_run(self.name)
         return tuple(outputs[place] for place in self._places(outputs))
 

@@ -170,8 +170,8 @@ def _parts(
 def _layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.void:
     """Return the struct DepthwiseLayout.
 
-    walked: the extents whose strips threads go through. arrays: read and written; their alignment
-    counts.
+    walked: the extents whose strips threads go through: `strips` of a line, `lines` of a slice,
+    strips `of_plane` in all, as divisors. arrays: read and written; their alignment counts.
     """
     strips = _strips(walked)
     return by_value(

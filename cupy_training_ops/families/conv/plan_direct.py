@@ -103,7 +103,10 @@ def _gradients(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
 
 
 def _image(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
-    """Plan the gradient of X, plus a bias for each channel if there is one."""
+    """Plan the gradient of X, plus a bias for each channel if there is one, by conv__direct_image.
+
+    As many blocks as run at a time go over the tiles of positions.
+    """
     y, w, x = wanted.y, wanted.w, wanted.target
     layout = _layout(conv, x, w, conv.image, conv.strides, DIRECT_POSITIONS)
     blocks = min(_count(layout), STAGED_BLOCKS * device.multiprocessors)
@@ -196,9 +199,12 @@ def _halo(conv: Convolution) -> tuple[int, int]:
 def _layout(
     conv: Convolution, x: Spec, w: Spec | None, extents: Shape, steps: Shape, positions: int
 ) -> np.void:
-    """Return the struct DirectLayout.
+    """Return the struct DirectLayout, along the last two axes.
 
     Tiles of `positions` positions, DIRECT_WIDTH across, cover every steps-th place of `extents`.
+    window: the taps by which a run of X is read; the first is tap -skipped of W. of_column,
+    of_channel: elements of X from a column, and a channel, to the next. in_pairs: runs begin at
+    even elements of an aligned X.
     """
     kernel, pads = window(conv)
     tile = (positions // DIRECT_WIDTH, DIRECT_WIDTH)

@@ -79,7 +79,10 @@ class ImageProduct:
         self.packed_size = self.packing_blocks * variant.depth * variant.rows
 
     def layout(self, first: int, count: int, unspread: Convolution) -> np.void:
-        """Return the struct ImageLayout of `count` tiles of rows from tile `first` on."""
+        """Return the struct ImageLayout of `count` tiles of rows from tile `first` on.
+
+        unspread: the convolution that W belongs to, see `image_product`.
+        """
         return by_value(
             ImageLayout,
             written=self.extents,
@@ -208,7 +211,8 @@ class WeightProduct:
     def layout(self, tiles: tuple[int, int] | None) -> np.void:
         """Return the struct WeightLayout of tiles (first, count).
 
-        None: of all tiles of rows without columns, for the gradient of a bias alone.
+        None: of all tiles of rows without columns, for the gradient of a bias alone. step: `depth`
+        positions on, as images and steps along each axis.
         """
         conv, (first, count) = self.conv, tiles or (0, self.row_tiles)
         channels = conv.group_channels if tiles else 0

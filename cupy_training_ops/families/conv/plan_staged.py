@@ -162,7 +162,10 @@ class Staging:
         return [Launch("conv__stage", config, (*args, self.rows, layout), self.variant.slots)]
 
     def _groups(self) -> np.void:
-        """Return the struct JoinedGroups, with the extents of one group before joining."""
+        """Return the struct JoinedGroups: `joined` groups of W became one, 0 if none were joined.
+
+        The other fields are of one group before that.
+        """
         conv, w = self.unjoined, self.arrays["w"]
         return by_value(
             JoinedGroups,
@@ -175,7 +178,11 @@ class Staging:
         )
 
     def _array(self, name: str) -> np.void:
-        """Return the struct StagedArray; a block has PANEL channels x PANEL positions."""
+        """Return the struct StagedArray; a block has PANEL channels x PANEL positions of the plane.
+
+        padded: channels up to whole vectors. width: as `_loaded_together` says, -1 where channels
+        are contiguous already. blocks: 0 if the array is not staged.
+        """
         n, channels, plane = self.lines[name]
         spec, padded = self.arrays[name], self.variant.pad_channels(channels)
         plane_tiles = ceil_div(plane, PANEL)
@@ -456,7 +463,7 @@ class _Sums:
         return by_value(
             WeightLayout,
             **geometry(conv),
-            step=(0,) * 4,
+            step=(0,) * 4,  # not used by kernels over staged arrays
             groups=conv.group,
             rows=conv.group_filters,
             channels=channels,

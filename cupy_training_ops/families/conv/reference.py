@@ -56,6 +56,7 @@ def conv(
     b: HostArray | None = None,
     **attributes: Unpack[Keywords],
 ) -> HostArray:
+    """Return Y (N, M, ...) of x (N, C, ...), w (M, C / group, ...) and b (M,)."""
     return _forward(Attributes.of("Conv", attributes).convolution(x.shape, w.shape), x, w, b)
 
 
@@ -65,6 +66,7 @@ def conv_grad(
     w: HostArray,
     **attributes: Unpack[Keywords],
 ) -> tuple[HostArray, HostArray, HostArray]:
+    """Return dX, dW and dB from dy, x and w, which are shaped as for `conv`."""
     convolution = Attributes.of("ConvGrad", attributes).convolution(x.shape, w.shape)
     return *_gradients(convolution, dy, x, w), _bias_gradient(dy)
 
@@ -75,6 +77,7 @@ def conv_transpose(
     b: HostArray | None = None,
     **attributes: Unpack[TransposedKeywords],
 ) -> HostArray:
+    """Return Y (N, M, ...) of x (N, C, ...), w (C, M / group, ...) and b (M,)."""
     transposed = Attributes.of("ConvTranspose", attributes)
     return _data_gradient(transposed.transposed_convolution(x.shape, w.shape), x, w, b)
 
@@ -85,6 +88,7 @@ def conv_transpose_grad(
     w: HostArray,
     **attributes: Unpack[TransposedKeywords],
 ) -> tuple[HostArray, HostArray, HostArray]:
+    """Return dX, dW and dB from dy, x and w, which are shaped as for `conv_transpose`."""
     transposed = Attributes.of("ConvTransposeGrad", attributes)
     convolution = transposed.transposed_convolution(x.shape, w.shape)
     dx = _forward(convolution, dy, w, None)

@@ -88,6 +88,7 @@ def sparse_softmax_cross_entropy(
     reduction: str,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
+    """Return (loss, log-probabilities); classes come last in logits, weight is of rows."""
     rows = _Rows(label, logits.shape[-1], None, weight)
     return rows.forward(logits, -1, reduction, logits.dtype)
 
@@ -102,6 +103,7 @@ def sparse_softmax_cross_entropy_grad(
     reduction: str,
     check: bool,  # noqa: ARG001
 ) -> HostArray:
+    """Return the gradient of logits from dy, that of the loss; classes come last."""
     rows = _Rows(label, log_prob.shape[-1], None, weight)
     return rows.gradient(dy, log_prob, -1, reduction, None, log_prob.dtype)
 
@@ -115,6 +117,7 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
+    """Return (loss, log-probabilities) of scores (N, C, ...); labels (N, ...), weights (C,)."""
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     return rows.forward(scores, 1, reduction, scores.dtype)
 
@@ -129,6 +132,7 @@ def softmax_cross_entropy_loss_internal(
     output_type: Dtype | None,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
+    """Return (loss, log-probabilities), both of output_type; else softmax_cross_entropy_loss."""
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     return rows.forward(scores, 1, reduction, output_type or scores.dtype)
 
@@ -143,7 +147,7 @@ def softmax_cross_entropy_loss_grad(
     ignore_index: int | None,
     check: bool,
 ) -> HostArray:
-    """Return the scores' gradient, as the operator that has a bias and another output type."""
+    """Return the scores' gradient from dy, that of the loss; log_prob: (N, C, ...)."""
     return softmax_cross_entropy_loss_internal_grad(
         dy,
         log_prob,
@@ -169,6 +173,7 @@ def softmax_cross_entropy_loss_internal_grad(
     output_type: Dtype | None,
     check: bool,  # noqa: ARG001
 ) -> HostArray:
+    """Return the scores' gradient from dy, plus a bias (N, C, ...), in output_type."""
     rows = _Rows.of_classes(label, log_prob.shape[1], ignore_index, weight)
     return rows.gradient(dy, log_prob, 1, reduction, bias, output_type or log_prob.dtype)
 
@@ -219,7 +224,11 @@ def measured_cross_entropy_loss_and_grad(
     lse_square_scale: float,
     softcap: float,
 ) -> tuple[HostArray, ...]:
-    """Return loss, gradient, z-loss and predicted classes; see `_Rows.regularized`."""
+    """Return the outputs of cross_entropy_loss_and_grad, and z_loss and predicted classes.
+
+    z_loss: the part of the loss that lse_square_scale adds. predicted: the first class with the
+    largest score, -1 in ignored rows and where softmax is NaN.
+    """
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     slope = np.full(labels.shape if reduction == "none" else (), number(loss_scale))
     terms = label_smoothing, lse_square_scale, softcap
