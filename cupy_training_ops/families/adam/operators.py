@@ -459,7 +459,7 @@ def over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pla
     """Plan launches of adam__list, each over the chunks of a batch of parameters.
 
     inputs, outputs: lists of weights, gradients, first and second moments, low-precision weights,
-    and the largest second moments, with which it is adam__largest_list.
+    and the largest second moments, with which it is adam__largest_list. args: the step's numbers.
     """
     w, g, m, *_, largest = inputs
     symbol = "adam__list" if largest is None else "adam__largest_list"
@@ -470,10 +470,7 @@ def over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pla
 def chunks_of_lists(
     inputs: Sequence[Any], outputs: Sequence[Any], args: Args, most: int, make: Any
 ) -> Plan:
-    """Plan launches `make(grid, arguments)`; a block has at most `most` elements.
-
-    inputs, outputs: as for `over_lists`. args: numbers of the step, which all launches have.
-    """
+    """Plan launches `make(grid, arguments)` as `over_lists`; `most` elements for each block."""
     w, g, m, v, mixed, largest = inputs
     *written, copied, new_largest = outputs
     mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, copied)
@@ -486,10 +483,7 @@ def chunks_of_lists(
 
 
 def count(w: Dtype, g: Dtype, m: Dtype, *numbers: Any) -> Plan:
-    """Plan new_t = t + 1 by adam__count, in the module that is compiled for w, g and m already.
-
-    numbers: those that decide about it, as common.count_step takes them.
-    """
+    """Plan new_t = t + 1 by adam__count, in the module that is compiled for w, g and m already."""
     wide = FLOAT32 if m == UINT8 else m
     make = partial(launch, "adam__count", W=w, GRAD=g, MOMENT=wide)
     return common.count_step(make, *numbers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What plans of convolutions share: wanted arrays, totals of parts, a bias's gradient, copies."""
+"""Parts that plans of convolutions share: wanted arrays, totals, a bias's gradient, copies."""
 
 from __future__ import annotations
 
