@@ -27,11 +27,13 @@ struct Tiling {
     static constexpr int size = THREADS * each;  // elements of a tile
 };
 
-// ---- a thread's elements of one array, vector u in registers[u] --------------------------------------
+// ---- a thread's elements of one array, vector u in registers[u] ---------------------------------
 //
-// load and store access aligned vectors; load_apart and store_apart single
-// elements, S::threads apart.
+// load and store access aligned vectors of N elements, from `offset` of the tile on; load_apart and
+// store_apart single elements, S::threads apart. at(u, i) is element i of vector u. width: elements
+// of a vector; read_nbytes, written_nbytes: bytes of an element that are read, and written.
 
+// The offset in the tile of the i-th of a thread's elements, the first of which is at `offset`.
 template <class S>
 __device__ __forceinline__ u32 apart(u32 offset, int i) {
     return offset + i * S::threads;
@@ -137,8 +139,8 @@ struct RowReader {
         first = position;
         fits_31_bits = max(position + S::size, columns.value) <= 0x7FFFFFFF;
     }
-    // registers[u] = the N elements of the repeated row from column (offset mod columns) on; where
-    // a row is not whole vectors, one by one, from the start again after its end.
+    // registers[u] = the N elements of the repeated row from column(offset) on; where a row is not
+    // whole vectors, one by one, from the start again after its end.
     __device__ void load(int u, u32 offset) {
         registers[u] = absent();
         if (!from) return;
@@ -201,22 +203,27 @@ struct Row {
     }
 };
 
+// Operand: the map's parameter is element i of x.
 template <int N = OF_TILING, class E>
 __device__ __forceinline__ In<E, N, false> in(const E* x) {
     return {x};
 }
+// Operand: element i of x, or 0 if x is null.
 template <int N = OF_TILING, class E>
 __device__ __forceinline__ In<E, N, true> in_or_zero(const E* x) {
     return {x};
 }
+// Operand: the map's parameter is a reference; its value goes to element i of y.
 template <int N = OF_TILING, class E>
 __device__ __forceinline__ Out<E, N, false> out(E* y) {
     return {y};
 }
+// Operand: `out`, or nowhere if y is null.
 template <int N = OF_TILING, class E>
 __device__ __forceinline__ Out<E, N, true> out_if_wanted(E* y) {
     return {y};
 }
+// Operand: b[i % columns], or -0.0 if b is null; see RowReader.
 template <class E>
 __device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns) {
     return {b, fast_division::in_registers(columns)};
@@ -224,11 +231,12 @@ __device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns
 
 // ---- the map ------------------------------------------------------------------------------------
 
+// Elements of a vector of the first operand; all have as many.
 template <class Register, class...>
 constexpr int WIDTH_OF = Register::width;
 
-// Maps elements [first, first + S::size) that are below n. Stores stream past the caches if more is
-// written than read.
+// Calls map(element of each of `arrays`) for elements [first, first + S::size) that are below n.
+// `arrays` are Readers and Writers. Stores stream past the caches if more is written than read.
 template <class S, class Map, class... Register>
 __device__ __forceinline__ void map_tile(i64 first, i64 n, bool aligned, Map map,
                                          Register... arrays) {

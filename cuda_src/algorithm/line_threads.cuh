@@ -26,8 +26,8 @@ __device__ __forceinline__ A negative_infinity() {
     return -static_cast<A>(__int_as_float(0x7F800000));
 }
 
-// Maxima and sums over `threads` neighbouring threads: a power of two up to
-// WARP, or the whole block.
+// max(value) and sum(value) return, in each thread, the maximum and the sum of the values that
+// `threads` neighbouring threads pass: a power of two up to WARP, or the whole block.
 template <class A>
 struct RowThreads {
     u32 threads;
@@ -40,7 +40,7 @@ struct RowThreads {
     __device__ __forceinline__ A sum(A value) const { return over<Sum>(value, A(0)); }
 
   private:
-    // Over groups of `lanes` lanes, a power of two.
+    // How::of over the values of each group of `lanes` neighbouring lanes, a power of two.
     template <class How>
     static __device__ __forceinline__ A over_lanes(A value, u32 lanes) {
         if (lanes == WARP) {
@@ -64,8 +64,9 @@ struct RowThreads {
             return value;
         }
         const u32 lane = threadIdx.x % WARP, warps = threads / WARP;
+        // Each warp reduces all warps' results, on the fewest lanes that are a power of two.
         const u32 lanes = (warps & (warps - 1)) == 0 ? warps : WARP;
-        if (used) __syncthreads();
+        if (used) __syncthreads();  // all have read the results of the call before
         used = true;
         if (lane == 0) per_warp[threadIdx.x / WARP] = value;
         __syncthreads();
@@ -93,7 +94,7 @@ struct ColumnThreads {
             __syncthreads();
             per_thread[own] = value;
             __syncthreads();
-            value = How::of(value, per_thread[own ^ (half * blockDim.x)]);
+            value = How::of(value, per_thread[own ^ (half * blockDim.x)]);  // threadIdx.y ^ half
         }
         __syncthreads();
         return value;

@@ -20,11 +20,14 @@ using slots::T;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int WIDTH = vec::WIDTH<T>;
-constexpr int READ = sizeof(T) == 8 ? 4 : 8;  // elements of a vector beside a vector of bools
+constexpr int READ = sizeof(T) == 8 ? 4 : 8;  // elements that is_finite reads at once
 using Tile = Tiling<T, THREADS, NBYTES>;
 
+// x rounded to an integer, to the nearest even one where two are as near.
 __device__ __forceinline__ float rounded(float x) { return rintf(x); }
 __device__ __forceinline__ double rounded(double x) { return rint(x); }
+
+// ---- maps of one element ------------------------------------------------------------------------
 
 struct ScaleUp {
     ACC factor;
@@ -90,7 +93,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     scale__down(const T* input, T* output, i64 n, bool aligned, ACC factor) {
     map_elements<Tile>(n, aligned, ScaleDown{factor}, in(input), out(output));
 }
-// output[i] = input[i] * *factor; nothing is done where the factor is 1 and output is input.
+// output[i] = input[i] * *factor, a number in GPU memory; does nothing if it is 1 and output is
+// input.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scale_in_place(const T* input, T* output, i64 n, bool aligned, const float* factor) {
     const float by = *factor;
@@ -141,8 +145,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                        out_if_wanted(db));
 }
 // `whole` has the shape (rows, columns) of dy, `repeated` is one row, broadcast to all rows.
-// d_whole = gradient of `whole`; partials[blockIdx.y * blockDim.y + threadIdx.y][column] = sum, over
-// this thread's rows, of the gradient of `repeated`. vecs: rows are whole vectors of 16 bytes, aligned.
+// d_whole = gradient of `whole`; partials[blockIdx.y * blockDim.y + threadIdx.y][column] = sum,
+// over this thread's rows, of the gradient of `repeated`; a block has span_rows rows.
+// b_is_repeated: b is `repeated` and a is `whole`, else the other way round. vecs: rows are whole
+// vectors of 16 bytes, aligned. d_whole or partials may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     div_grad__columns(const T* __restrict__ dy, const T* __restrict__ whole,
                       const T* __restrict__ repeated, T* __restrict__ d_whole, ACC* partials,
