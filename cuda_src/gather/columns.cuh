@@ -60,11 +60,13 @@ struct alignas(4) Entry<2> {
 template <class T>
 using EntryOf = Entry<sizeof(T) == 2 ? 2 : 4>;
 
+// The bucket of an entry's row.
 template <int NBYTES>
 __device__ __forceinline__ u32 bucket_of(const Entry<NBYTES>& entry) {
     return entry.target() / BUCKET_ROWS % BUCKETS;
 }
 
+// The number with these bits in the type of the second argument, as a float.
 __device__ __forceinline__ float value_of(u32 bits, float) { return __uint_as_float(bits); }
 __device__ __forceinline__ float value_of(u32 bits, __half) {
     return to_acc(__ushort_as_half(static_cast<u16>(bits)));
@@ -73,12 +75,12 @@ __device__ __forceinline__ float value_of(u32 bits, __nv_bfloat16) {
     return to_acc(__ushort_as_bfloat16(static_cast<u16>(bits)));
 }
 
-// The part of dY that a block has: COLUMNS columns from `column` on, rows [first, end).
+// The part of dY that a block has: COLUMNS columns from `column` on, rows [first, end), which are
+// span number `span`. Block number = column / COLUMNS * spans + span.
 struct Part {
     i64 column;
     u32 first, end, span;
 
-    // The part of block blockIdx.x: rows [first, end) of the COLUMNS columns from `column` on.
     __device__ explicit Part(const ColumnSort& sort) {
         const u32 strip = blockIdx.x / sort.spans;
         span = blockIdx.x - strip * sort.spans;
@@ -93,7 +95,8 @@ __device__ __forceinline__ i64 count_at(i64 column, u32 span, const ColumnSort& 
     return (column * sort.spans + span) * BUCKETS + lane();
 }
 
-// The row of dX that an element of row `row` of dY is added to, for index 0.
+// The row of dX that an element of row `row` of dY is added to if its index is 0: the sum of
+// coordinate times stride over the dimensions that a row's number counts, the last one first.
 __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
     u32 to = 0;
 #pragma unroll 1
@@ -105,8 +108,8 @@ __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
     return to + row * static_cast<u32>(lines.strides[0]);
 }
 
-// {row of dX, value} of an element of dY, {0, 0} for an index out of range;
-// first_row = that of its row.
+// {row of dX, value} of an element of dY with this index, {0, 0} for an index out of range;
+// first_row: the row for index 0.
 template <class T>
 __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row,
                                                const Lines& lines) {
@@ -122,8 +125,8 @@ __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row
 // `count` rounded up to whole runs.
 __device__ __forceinline__ u32 in_runs(u32 count) { return (count + RUN - 1) / RUN * RUN; }
 
-// index[j] = indices[row][0], row = first + j * WARP, for rows before `end`; `indices` begins at
-// the thread's column of `columns`.
+// index[j] = the index at row first + j * WARP of the thread's column, for rows before `end`;
+// `indices` points to row 0 of that column, rows are `columns` elements apart.
 template <class Index>
 __device__ __forceinline__ void load_rows(const Index* __restrict__ indices, u32 first, u32 end,
                                           i64 columns, Index (&index)[ITEMS]) {
@@ -133,7 +136,9 @@ __device__ __forceinline__ void load_rows(const Index* __restrict__ indices, u32
 }
 
 // counts[column][span][bucket] = entries that the span gives to the bucket; those of each tile are
-// rounded up to whole runs. Two histograms, so that one barrier a tile is enough.
+// rounded up to whole runs. Threads read rows: thread t has column t % COLUMNS; then each warp adds
+// up the counts of its own column, lane b of bucket b. Two histograms, used in turn, so that one
+// barrier a tile is enough. The indices of the next tile are loaded before this one is counted.
 template <class Index>
 __device__ __forceinline__ void count_buckets(const Index* __restrict__ indices, const Lines& lines,
                                               u32* __restrict__ counts, const ColumnSort& sort,
@@ -177,8 +182,8 @@ struct Tile {
     alignas(16) EntryOf<T> at[COLUMNS][TILE_ROWS + (RUN - 1) * BUCKETS + 16 / sizeof(EntryOf<T>)];
 };
 
-// Loads rows [tile, tile + TILE_ROWS), before `end`, of COLUMNS columns; indices and dy begin at
-// the block's first column.
+// entries.at[c][r] = entry of row tile + r of column c of the block, r < TILE_ROWS, for rows before
+// `end`; indices and dy begin at the block's first column, rows are `columns` elements apart.
 template <class T, class Index>
 __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
                                           const T* __restrict__ dy, const Lines& lines, u32 tile,
@@ -227,9 +232,8 @@ struct SortedColumn {
     u32 first;  // place of its first entry
     u32 n;      // entries of all buckets
 
-    // Sorts a column's entries by bucket, in place, by a warp: ranks each entry in its bucket, sums
-    // the counts of buckets up, and stores the entries there. Each bucket is filled up to whole
-    // runs with zeros; lane b has the count and the first place of bucket b.
+    // Ranks each of the n_entries entries in its bucket, sums the counts of buckets up, and stores
+    // the entries at first + rank, then +0 entries up to whole runs.
     __device__ __forceinline__ SortedColumn(Entry* entries, u32 n_entries) : count(0) {
         Entry entry[ITEMS];
         u32 ranks[ITEMS / RANKS] = {};
@@ -257,8 +261,10 @@ struct SortedColumn {
     }
 
   private:
-    // How many entries of this lane's `bucket` came before this one; adds the warp's 32 entries to
-    // `count` of each lane's bucket.
+    // Returns how many entries of this lane's `bucket` came before this one; adds the warp's valid
+    // entries, one a lane, to `count` of each lane's bucket. same: lanes with an entry of this
+    // lane's bucket; own: lanes with one of bucket lane(); both by a ballot for each bit of a
+    // bucket.
     __device__ __forceinline__ u32 ranked(u32 bucket, bool valid) {
         u32 same = __ballot_sync(ALL_LANES, valid), own = same;
 #pragma unroll
@@ -274,8 +280,9 @@ struct SortedColumn {
     }
 };
 
-// to[column] = the column's entries by bucket, in the order of dY in a bucket. A block loads a
-// tile, each warp sorts one of its columns and writes it by vectors.
+// to[column][0 .. capacity) = the column's entries by bucket, in the order of dY in a bucket. A
+// block loads a tile, each warp sorts one of its columns and writes it by vectors. Lane b knows
+// where bucket b goes: entry i of the sorted tile goes to place i + shift of its bucket's lane.
 template <class T, class Index>
 __device__ __forceinline__ void move_to_buckets(const Index* __restrict__ indices,
                                                 const T* __restrict__ dy, const Lines& lines,

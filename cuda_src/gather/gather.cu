@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Gradients of the gather operators.  CPU provider: cupy_training_ops/families/gather/reference.py
 //
-// dX[row] = sum of the slices dY[k] with target(k) == row; each operator has
-// its own target(k). Ways:
+// dX[row] = sum of the slices dY[k] (`width` elements each) with target(k) == row; each operator
+// has its own target(k), which is NOWHERE for an index out of range: targets.cuh. Ways:
 //
 //     few            each element of dX compares all targets
 //     atomic         atomic additions, not deterministic
@@ -54,7 +54,8 @@ constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 8 || sizeof(T) ==
 // ---- few slices and rows ------------------------------------------------------------------------
 
 // dx[batch][row][column] = sum of dy[batch][k][column] over the slices k with target(k) == row, one
-// element a thread. row_of: shared memory, row_of[k] = target(k); slices are at most THREADS.
+// of the n elements of dx a thread. row_of: shared memory, row_of[k] = target(k); a batch has at
+// most THREADS slices.
 template <class Target>
 __device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy, T* __restrict__ dx,
                                         i32 n, Sizes sizes, i64 (&row_of)[THREADS]) {
@@ -81,8 +82,6 @@ struct NewEntry {
     const T* dy;
     i64 n_rows;
 
-    // The entry of index k: the row of dX that it names, n_rows if none, and k itself, or the bits
-    // of dy[k].
     __device__ __forceinline__ Entry operator()(i64 k) const {
         const i64 row = target(k);
         Entry entry{static_cast<Key>(row == NOWHERE ? n_rows : row), static_cast<Key>(k)};
@@ -164,24 +163,24 @@ using namespace cto;
 
 // ---- entry points: few slices, keys, and atomic additions, of each operator ---------------------
 
-// dx[batch][row][column] = sum of dy[batch][k][column] over k with indices[k] == row. One element
-// of dx a thread, at most THREADS slices k.
+// dx[batch][row][column] = sum of dy[batch][k][column] over k with indices[k] == row. One of the n
+// elements of dx a thread, at most THREADS slices k.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__few(const INDEX* indices, const T* dy, T* dx, i32 n,
                      const __grid_constant__ Sizes sizes) {
     __shared__ i64 row_of[THREADS];
     sum_few(GatherRow{indices, sizes.n_rows}, dy, dx, n, sizes, row_of);
 }
-// dx[row][column] = sum of dy[k][column] over k whose index tuple names the row. One element of dx
-// a thread, at most THREADS slices k.
+// dx[row][column] = sum of dy[k][column] over k whose index tuple names the row. One of the n
+// elements of dx a thread, at most THREADS slices k.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_nd_grad__few(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                         T* dx, i32 n, const __grid_constant__ Sizes sizes) {
     __shared__ i64 row_of[THREADS];
     sum_few(GatherNDRow{indices, tuples}, dy, dx, n, sizes, row_of);
 }
-// dx[i] = sum of dy[k] over k whose index names element i in its line. One element of dx a thread,
-// at most THREADS elements dy[k].
+// dx[i] = sum of dy[k] over k whose index names element i in its line. One of the n elements of dx
+// a thread, at most THREADS elements dy[k].
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__few(const INDEX* indices, const __grid_constant__ Lines lines,
                               const T* dy, T* dx, i32 n, const __grid_constant__ Sizes sizes) {
@@ -239,8 +238,8 @@ extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
                                const __grid_constant__ AllDigits digits, i64 n_rows) {
     sort_keys(GatherElement{indices, lines}, dy, entries, n_rows, digits);
 }
-// sums[row that index k names] += slice k of dy, by atomic additions; nothing for
-// an index out of range.
+// sums[batch][row that index k names] += dy[batch][k], a slice, by atomic additions; nothing for an
+// index out of range.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
                         const __grid_constant__ Items items, const __grid_constant__ Sizes sizes) {
@@ -261,8 +260,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                  const T* dy, ACC* sums, i64 n) {
     add_elements(GatherElement{indices, lines}, dy, sums, n);
 }
-// gather_elements_grad__atomic, strip by strip of STRIP_COLUMNS columns, blocks_a_strip blocks
-// each, so that the lines of sums in use stay in the L2 cache.
+// gather_elements_grad__atomic, strip by strip of STRIP_COLUMNS columns of `rows` rows of dy,
+// blocks_a_strip blocks each, so that the lines of sums in use stay in the L2 cache.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__atomic_strips(const INDEX* indices, const __grid_constant__ Lines lines,
                                         const T* dy, ACC* sums, i64 rows, i32 blocks_a_strip) {
@@ -363,8 +362,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scal
                                        in_registers(level), parents, tickets, start_blocks);
 }
 // dx[batch][row] = sum of the slices of dy whose key is the row, 0 if there are none. A thread sums
-// a vector of columns of `count` rows; the first n_long items of the grid are long rows. Rows are
-// whole 16-byte vectors on 16-byte boundaries.
+// a vector of columns of `count` rows; the first n_long items of the grid are long rows instead.
+// sums: those of the tree's n_nodes nodes in `levels` levels, and of edges. Rows are whole 16-byte
+// vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,

@@ -17,11 +17,14 @@ using namespace facts::gather;
 constexpr int SORT_WARPS = SORT_THREADS / WARP;
 constexpr int MAX_SCANNED = 16;  // find_starts scans up to so many entries a key, else it searches
 
+// `position`: number of a slice, or the bits of an element (gather.cu); the sort only moves it
+// along.
 template <class Key>
 struct alignas(2 * sizeof(Key)) Entry {
     Key key, position;
 };
 
+// How many values a digit has.
 __device__ __forceinline__ u32 radix(const Pass& pass) { return 1u << pass.bits; }
 // The digit of a key that a pass sorts by.
 template <class Key>
@@ -75,7 +78,8 @@ __device__ __forceinline__ Key sum_before(Key value, Key (&per_warp)[WARPS]) {
 }
 
 // Where this block's first entry with digit threadIdx.x goes: after all entries with smaller
-// digits, and after those of earlier blocks with the same one. TOGETHER loads are in flight.
+// digits, and after those of earlier blocks with the same one; counts[block][digit] as from
+// count_digits. TOGETHER loads are in flight.
 template <u32 TOGETHER, class Key>
 __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts, Pass pass,
                                                  Key (&per_warp)[SORT_WARPS]) {
@@ -99,7 +103,8 @@ __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts,
     return sum_before(total, per_warp) + earlier;
 }
 
-// The lanes of the warp whose entries are valid and have this lane's digit.
+// The lanes, as bits, whose entries are valid and have this lane's digit of `bits` bits: for each
+// bit, those whose bit is as this lane's stay.
 __device__ __forceinline__ u32 peers_of(u32 digit, i32 bits, bool valid) {
     u32 peers = __ballot_sync(ALL_LANES, valid);
     for (i32 bit = 0; bit < bits; ++bit) {
@@ -118,8 +123,7 @@ struct TileItems {
     u32 rank[ITEMS];  // earlier entries of the warp with the same digit
     i32 valid;        // entry[0 .. valid) exist
 
-    // Loads the thread's ITEMS entries of the tile that begins at `tile`: each warp has WARP *
-    // ITEMS neighbours.
+    // Loads the thread's ITEMS entries of the tile that begins at entry `tile`, those before `end`.
     __device__ void load(const Entry* __restrict__ from, i64 tile, i64 end) {
         const i64 first = tile + threadIdx.x / WARP * (WARP * ITEMS) + threadIdx.x % WARP;
         valid = 0;
@@ -130,7 +134,8 @@ struct TileItems {
             valid += exists;
         }
     }
-    // Sets `rank`, and seen[d] to the number of the warp's entries with digit d.
+    // Sets `rank`, and seen[d] to the number of the warp's entries with digit d: 32 entries at a
+    // time, in which the first lane of those with one digit (before == 0) adds their number.
     __device__ void count(u16* seen, Pass pass) {
         const u32 lane = threadIdx.x % WARP;
         for (u32 digit = lane; digit < radix(pass); digit += WARP) seen[digit] = 0;
@@ -202,7 +207,9 @@ struct SortedTile {
     }
 };
 
-// Moves every entry of the block's span to its place by the digit of `pass`, stably.
+// Moves every entry of the block's span to its place in `to` by the digit of `pass`, stably: a tile
+// at a time. Barriers: all warps have counted; all digits have places; the tile is sorted in
+// `sorted`.
 template <class Key, int ITEMS>
 __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ from,
                                                  Entry<Key>* __restrict__ to,
@@ -230,8 +237,9 @@ __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ 
 
 // ---- where the entries of each key start --------------------------------------------------------
 
-// How many sorted keys are less than `key`; known to be from `start` to `end`. Each step compares
-// three keys at quarters of what is left.
+// Returns how many of the sorted keys are less than `key`, which is known to be from `start` to
+// `end`. Each step compares three keys, `step` entries apart, and moves `start` behind those that
+// are less.
 template <class Key>
 __device__ __forceinline__ i64 count_below(const Entry<Key>* __restrict__ sorted, i64 start,
                                            i64 end, i64 key) {
@@ -249,7 +257,8 @@ __device__ __forceinline__ i64 count_below(const Entry<Key>* __restrict__ sorted
     return start;
 }
 
-// starts[key], for keys from 0 to n_keys: how many of the n sorted entries have a smaller key.
+// starts[key] = how many of the n sorted entries have a smaller key, for one key; nothing for a key
+// above n_keys.
 template <class Key>
 __device__ __forceinline__ void find_start(const Entry<Key>* __restrict__ sorted,
                                            Key* __restrict__ starts, i64 n, i64 n_keys, i64 key) {
