@@ -33,7 +33,9 @@ __device__ __forceinline__ void store_codes(u8* y, i64 tile, bool aligned, uint2
                                       *reinterpret_cast<const Vec<u8, TILE>*>(&codes));
 }
 
-// Stores the codes of a tile and returns its shared exponent E.
+// Stores the codes of tile number `tile`, the eight elements `loaded`, in y (unless null) and
+// returns its shared exponent E. keep_nonfinite: a tile with an infinity or a NaN is encoded by
+// encode_copy.
 __device__ __forceinline__ u32 encode_tile(const Tile<T>& loaded, u8* y, i64 tile, bool aligned,
                                            bool keep_nonfinite) {
     u32 exponent;
@@ -45,18 +47,19 @@ __device__ __forceinline__ u32 encode_tile(const Tile<T>& loaded, u8* y, i64 til
     return exponent;
 }
 
-// loaded[u] = tile span + threadIdx.x + u * THREADS.
+// loaded[u] = tile number span + threadIdx.x + u * THREADS; span: number of the span's first tile.
 __device__ __forceinline__ void load_span(const T* x, i64 span, Tile<T> (&loaded)[UNROLL]) {
     const Tile<T>* const from = reinterpret_cast<const Tile<T>*>(x) + span + threadIdx.x;
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) loaded[u] = from[u * THREADS];
 }
 
-// Encodes every gridDim.x-th span of x to y, UNROLL tiles a thread; returns the thread's largest
-// shared exponent. The next span is loaded before this one is encoded.
+// Encodes every gridDim.x-th span (SPAN tiles) of x to y, UNROLL tiles a thread; returns the
+// thread's largest shared exponent. The next span is loaded before this one is encoded; the last
+// spans, or all if x is not aligned, are loaded tile by tile.
 __device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool keep_nonfinite) {
     const i64 step = gridDim.x * SPAN;
-    const i64 whole = array.aligned ? array.n / TILE - SPAN : -1;
+    const i64 whole = array.aligned ? array.n / TILE - SPAN : -1;  // the last start of a whole span
     const i64 tiles = (array.n + TILE - 1) / TILE;
     i64 span = blockIdx.x * SPAN;
     u32 largest = 0;
@@ -102,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const u32 warp = threadIdx.x / WARP, turn_of_groups = warp % 2;
     const Array<T> array{x, n, aligned};
     const Sample sample{groups, inner, stride, per_run, pieces, tiles, lanes};
+    // The warp's number among all: those that measure first have the first groups.
     const i64 rank = (turn_of_groups * (WARPS / 2) + warp / 2) * gridDim.x + blockIdx.x;
     Totals& per_warp = shared.per_warp[warp];
     u32 exponent = 0;

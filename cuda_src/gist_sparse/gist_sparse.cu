@@ -54,6 +54,7 @@ constexpr int ROWS = TILE_NBYTES / (16 * ENCODERS), DECODED_ROWS = TILE_NBYTES /
 constexpr bool COUNTS_ARE_SHARED = sizeof(T) == 1;
 constexpr int ENCODING_BLOCKS = ENCODING<T, Values>, DECODING_BLOCKS = DECODING<T, Values>;
 
+// 16-byte groups that `count` values take.
 __device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1) / GROUP; }
 
 // ---- encoding -----------------------------------------------------------------------------------
@@ -115,15 +116,17 @@ __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[R
     if (behind < groups_of(count) * GROUP) tile.values[behind] = T{};
 }
 
-// True if a tile with `count` values is full; the last, shorter tile is if no element is zero.
+// True if a tile with `count` nonzero values is full; the last, shorter tile is if no element is
+// zero. LEAST: count from which on values, mask (TILE / 8 bytes) and start (8) take TILE_NBYTES or
+// more.
 __device__ __forceinline__ bool is_full(const Encoding& call, u32 tile, u32 count) {
     constexpr u32 LEAST = (TILE_NBYTES - TILE<T> / 8 - 8 + 15) / 16 * GROUP;
     const i64 n = call.n - static_cast<i64>(tile) * TILE<T>;
     return count >= (n < TILE<T> ? static_cast<u32>(n) : LEAST);
 }
 
-// packed = the tile `loaded`; returns its count of values. SAYS: publishes its groups too, with a
-// mark if the tile is not full.
+// packed = the tile `loaded`, number `tile`; returns its count of values. counts: scratch of
+// `rank`. SAYS: publishes the number of its groups too, with a mark if the tile is not full.
 template <bool SAYS, int ROWS>
 __device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loaded)[ROWS],
                                          u32 tile, Counts& counts, Packed& packed) {
@@ -228,8 +231,9 @@ __device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 
     return SPARSE;
 }
 
-// A tile for KEPT or COUNTED: records its begin, and stores it raw if it and all before are full.
-// marked: a tile between the block's last one and this one is not full.
+// A tile for KEPT or COUNTED: records groups_before as its begin, and stores it raw if it and all
+// before are full. marked: a tile between the block's last one and this one is not full. Changes
+// `way` from KEPT to COUNTED at the first tile that is not full.
 __device__ __forceinline__ void keep_or_count(const Encoding& call, const Packed& packed, u32 tile,
                                               u32 count, u64 groups_before, bool marked, Way& way) {
     const bool full = is_full(call, tile, count);
@@ -242,7 +246,8 @@ __device__ __forceinline__ void keep_or_count(const Encoding& call, const Packed
     if (way == KEPT) keep_tile(call, packed, tile, count);
 }
 
-// Stores or counts a packed tile of `count` values; groups_before: groups of all tiles before it.
+// Stores or counts a packed tile of `count` values; groups_before: groups of all tiles before it;
+// marked: as in keep_or_count. Sets `way` if it is UNKNOWN.
 __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& packed, u32 tile,
                                             u32 count, u64 groups_before, bool marked, Way& way) {
     if (way == UNKNOWN) way = way_of_block(call, tile, count);
@@ -254,13 +259,14 @@ __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& 
         keep_or_count(call, packed, tile, count, groups_before, marked, way);
 }
 
-// A round of the loop: pack tile `loading`, load the next, store tile `packed`. Thread 0 takes
-// tickets one round ahead.
+// Encodes the tiles that the block gets by tickets. A round of the loop: pack tile `loading`, load
+// the next, store tile `packed`, which the round before packed. Thread 0 takes tickets one round
+// ahead.
 __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
     u32 upcoming = threadIdx.x == 0 ? call.ticket_after(0) : 0;
     u32 packed = NONE, loading = NONE;
-    u32 of_packed = 0, summed = 0;
-    u64 begin = 0;  // groups of the tiles before `summed`, when a round begins
+    u32 of_packed = 0, summed = 0;  // values of `packed`; the tile up to which `begin` sums
+    u64 begin = 0;                  // groups of the tiles before `summed`, when a round begins
     uint4 loaded[ROWS];
     int place = 0;
     Way way = UNKNOWN;
@@ -294,7 +300,7 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
     } while (loading != NONE || packed != NONE);
 }
 
-// The sparse code of all tiles, where tile 0 is full: `begins` has the place of each.
+// Stores the sparse code of all tiles, where tile 0 is full: `begins` has the place of each.
 __device__ __forceinline__ void encode_again(const Encoding& call, Counts& counts, Packed& packed) {
     for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
         uint4 loaded[DECODED_ROWS];

@@ -106,8 +106,8 @@ __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 
 
 // ---- ranks --------------------------------------------------------------------------------------
 
-// before[row] = sum of popc(bits[row]) over the lanes below this one. One scan sums
-// several rows, in fields of a word. A field has room for the sum of 31 lanes; if 32
+// before[row] = sum of popc(bits[row]) over the lanes below this one; bits[row]: WIDTH bits. One
+// scan sums several rows, in fields of a word. A field has room for the sum of 31 lanes; if 32
 // overflow it, `- own` undoes that.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&before)[ROWS]) {
@@ -125,7 +125,8 @@ __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&befo
 }
 
 // before[row] = set bits of the tile before the thread's vector `row`, in the order of elements.
-// Returns the set bits of the tile. Has a barrier; all threads of the block call it.
+// Returns how many bits of the tile are set. Has a barrier; all threads of the block call it. Each
+// warp sums the parts' counts itself, part p = row * WARPS + warp in lane p.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ u32 rank(const u32 (&bits)[ROWS], Counts& counts, u32 (&before)[ROWS]) {
     constexpr int WARPS = WARP / ROWS;
@@ -155,7 +156,8 @@ __device__ __forceinline__ vec::Vec<T, vec::WIDTH<T>> unpack(const T* packed, u3
     return value;
 }
 
-// Four bytes of `unpack` in a word. Reads the word of packed[place] and the one after it.
+// Four bytes of `unpack`, for four bits, in a word; `place` counts bytes. Reads the word of byte
+// `place` and the one after it.
 __device__ __forceinline__ u32 unpack_four(const u32* packed, u32 place, u32 bits) {
     const u32 following =
         __funnelshift_r(packed[place / 4], packed[place / 4 + 1], 8 * (place % 4));
@@ -177,7 +179,8 @@ __device__ __forceinline__ vec::Vec<u8, 16> unpack(const u8* packed, u32 place, 
     return value;
 }
 
-// put: appends element i of the words to an array in shared memory, if it is not zero.
+// put(words, i): appends element i of the 16 bytes `words` to an array in shared memory, if it is
+// not zero. `to`: where the next one goes.
 template <class T, int NBYTES = sizeof(T)>
 class Packer {
     T* to;

@@ -20,19 +20,18 @@ struct alignas(sizeof(E) * N % 16 == 0 ? 16 : 8) Group {
     E at[N];
 };
 
-// Members of each codec. HAS_NAN: tiles whose values lie outside the code decode to NaN, else to 0.
-// AS_LONG: a value takes as many bytes as an element.
+// Members of each codec. encode: the 16 bytes of values[0 .. GROUP); decode: values[0 .. GROUP)
+// from them. HAS_NAN: tiles whose values lie outside the code decode to NaN, else to 0. AS_LONG: a
+// value takes as many bytes as an element.
 
 // Values as the elements are.
 template <class E>
 struct AsTheyAre {
     static constexpr int GROUP = vec::WIDTH<E>;
     static constexpr bool HAS_NAN = false, AS_LONG = true;
-    // FP10 codes of a group of values, three in a word.
     static __device__ uint4 encode(const E* values) {
         return *reinterpret_cast<const uint4*>(values);
     }
-    // The values of a group of FP10 codes.
     static __device__ void decode(const uint4& code, E* values) {
         *reinterpret_cast<uint4*>(values) = code;
     }
