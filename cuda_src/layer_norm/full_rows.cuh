@@ -32,7 +32,8 @@ __device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* per_wa
 //     `first`   row * threads * COLUMNS + thread * W: slot 0 in the array
 //
 // A block has blockDim.x / threads rows; if that is more than one, `threads` is a power of two.
-// Threads past the last row read row 0, as they must take part in the block's shuffles and barriers.
+// Threads past the last row read row 0, as they must take part in the block's shuffles and
+// barriers.
 template <int W, int COLUMNS, class T>
 struct Part {
     static constexpr int DEPTH = COLUMNS / W;
@@ -66,6 +67,7 @@ struct Part {
                 own[u].load(from);
         }
     }
+    // First column of slot u.
     __device__ __forceinline__ u32 column(int u) const { return thread * W + u * step; }
     __device__ __forceinline__ u32 first_warp() const { return group * (threads / WARP); }
 
@@ -85,7 +87,8 @@ struct Part {
     }
 };
 
-// y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon).
+// y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon), for n_rows rows of threads *
+// COLUMNS elements.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc<T>* inv_std,
                                            Acc<T> epsilon, i64 n_rows, u32 threads) {

@@ -2,8 +2,8 @@
 // Padding with zeros, and its removal.  CPU provider: cupy_training_ops/families/padding/reference.py
 //
 // Elements are only copied, so arrays are `void*` and all lengths count words; see
-// algorithm/copy_runs.cuh. An operator is a source, whose at(position) tells where the words of the
-// output from `position` on come from.
+// algorithm/copy_runs.cuh. An operator is a Source, whose at(position) is the run of words, or of
+// zeros, that the output has from `position` on.
 #include "algorithm/copy_runs.cuh"
 #include "core/fast_division.cuh"
 #include "padding/facts.cuh"
@@ -53,7 +53,8 @@ __device__ __forceinline__ int of_vector(i64 n) {
     return static_cast<int>(min(max(n, i64(0)), i64(Tile::words)));
 }
 
-// The source of SliceGrad's dX. A row is the last dimension, `inner`; the others are `outer`.
+// The Source of SliceGrad's dX; n_dy: words of dY. A row is the last dimension, `inner`; the others
+// are the n_outer first of `outer`.
 struct Unsliced {
     const T* dy;
     i64 n_dy;
@@ -89,8 +90,8 @@ struct Unsliced {
         return {dy + row * inner.count + j, length, dy, dy + n_dy};
     }
 
-    // The address of word j of dY's row for row `row` of dX, j may be outside
-    // of it; null for zeros.
+    // The address of word j of dY's row for row `row` of dX, where j may be outside of that row;
+    // null if the row of dX is zeros.
     __device__ const T* source_of(i64 row, i64 j) const {
         const i64 source = row_of(row);
         return source < 0 ? nullptr : dy + source * inner.count + j;
@@ -106,17 +107,18 @@ struct Unsliced {
         return loaded;
     }
 
-    // How many zeros follow from `column` on, if that is one: up to the run's
-    // start or the row's end.
+    // How many zeros dX has from `column` on, which has one: up to the run's start or the row's
+    // end; 1 if dY's words are apart.
     __device__ i64 zeros_from(i64 column) const {
         if (!is_run(inner)) return 1;
         return (column < inner.start ? inner.start : inner.extent.value) - column;
     }
 };
 
-// SliceGrad for rows of whole vectors: a thread writes one vector of Tile::vecs rows, blockDim.y
-// apart, always at the same columns. These are dY's columns j, j + 1, ...; those outside of
-// [begin, end) do not exist and give 0. `column_blocks` blocks share a row.
+// SliceGrad for n_rows rows of whole vectors: a thread writes one vector of Tile::vecs rows,
+// blockDim.y apart, always at the same columns. These are dY's columns j, j + 1, ...; of these,
+// words outside of [begin, end) of the vector do not exist and give 0. `column_blocks` blocks share
+// a row.
 __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& source,
                                            u32 column_blocks) {
     const u32 row_group = blockIdx.x / column_blocks;
@@ -145,7 +147,7 @@ __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& so
 
 // ---- FlattenAndUnpad: output[row] = x[indices[row]] ---------------------------------------------
 
-// The source of FlattenAndUnpad's output.
+// The Source of FlattenAndUnpad's output. width: words of a row.
 struct Selected {
     Divisor width;
     const T* x;
@@ -163,13 +165,15 @@ struct Selected {
 
 // ---- PadAndUnflatten: output[row] = x[last k with indices[k] == row], else 0 --------------------
 
-// True if `entry` of the table last_rows is valid for `target`. The table is never cleared; an
-// entry of an earlier call that passes this test is right, too.
+// True if `entry`, an entry of the table last_rows, is a row of x, of n_rows, whose index is
+// `target`. The table is never cleared; an entry of an earlier call that passes this test is right,
+// too.
 __device__ __forceinline__ bool is_row_of(i64 entry, i64 n_rows, const INDEX* indices, i64 target) {
     return entry >= 0 && entry < n_rows && indices[entry] == target;
 }
 
-// The source of PadAndUnflatten's output.
+// The Source of PadAndUnflatten's output. width: words of a row. last_rows[row]: the last k with
+// indices[k] == row, if is_row_of is true of it.
 struct Padded {
     Divisor width;
     const T* x;
