@@ -44,7 +44,7 @@ struct Keys {
     __device__ u32 high(u32 round) const { return of_high[round]; }
 };
 
-// The four random words of a counter.
+// The four random words of a counter; key: a Seed or Keys.
 template <class Key>
 __device__ __forceinline__ Words words_of(Words counter, const Key& key) {
     u32(&c)[N_WORDS] = counter.at;

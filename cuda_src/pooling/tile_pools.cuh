@@ -42,14 +42,13 @@ __device__ __forceinline__ float mean_of(float sum, float count, float inverse) 
 }
 __device__ __forceinline__ double mean_of(double sum, double count, double) { return sum / count; }
 
-// count[w] = elements of window `first` + w along an axis that count, at least
-// 1; inverse = 1 / count.
+// count[w] = elements of window first + w along an axis that count, at least 1; inverse[w] = 1 /
+// count[w], w < N. Those inside the image count, with include_pad those inside the padded one,
+// which ends at `padded`.
 template <class A, class Axis, int N>
 struct Counts {
     A count[N], inverse[N];
 
-    // count[w] = elements of window first + w inside the image, or inside the padded one;
-    // inverse[w] = 1 / count[w].
     __device__ __forceinline__ Counts(i32 first, i32 image, i32 padded, bool include_pad) {
         const i32 end = include_pad ? padded : image, begin = include_pad ? -Axis::pad : 0;
 #pragma unroll
@@ -62,7 +61,8 @@ struct Counts {
     }
 };
 
-// of(sum, r, c) = the mean for the sum of window (row + r, column + c), r < ROWS, c < COLUMNS.
+// of(sum, r, c) returns the mean of window (row + r, column + c) from the sum of its elements, r <
+// ROWS, c < COLUMNS.
 template <class A, int ROWS, int COLUMNS>
 struct Means {
     Counts<A, Rows, ROWS> rows;
@@ -82,8 +82,8 @@ struct Means {
     }
 };
 
-// Average pool of a tile. Each row of X is loaded once and added to the sums of all rows of windows
-// that contain it; a row of windows is stored after its last row.
+// Writes the average pool of a tile to y. Each row of X is loaded once and added to the sums of all
+// rows of windows that contain it; a row of windows is stored after its last row.
 template <class T>
 __device__ __forceinline__ void write_means(const T* x, T* y, bool include_pad, const Tile& tile,
                                             const Planes& planes) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void write_means(const T* x, T* y, bool include_pad, 
 
 // ---- gradients ----------------------------------------------------------------------------------
 
-// The part of dX of a tile.
+// The part of dX of a tile: sums[i][j] of its row i and column j.
 template <class T>
 struct PartOfGradient {
     using A = Acc<T>;
@@ -141,7 +141,7 @@ struct PartOfGradient {
                     if (Across::covers(v, j)) visit(sums[i][j], i, j, v);
         }
     }
-    // Stores the rows whose last row of windows is w.
+    // Stores the rows whose last row of windows is w: their sums are complete.
     __device__ __forceinline__ void store_rows(int w, T* dx, const Tile& tile,
                                                const Planes& planes) const {
         T* const to = dx + tile.start(planes.image) + tile.x_column();
@@ -156,7 +156,7 @@ struct PartOfGradient {
     }
 };
 
-// Gradient of an average pool for a tile: each row of windows is loaded once.
+// Writes the tile's part of dX of an average pool: each row of windows around it is loaded once.
 template <class T>
 __device__ __forceinline__ void write_gradient_of_means(const T* dy, T* dx, bool include_pad,
                                                         const Tile& tile, const Planes& planes) {
@@ -187,7 +187,8 @@ struct Routes {
     Line<i64, YColumns> chosen;
 };
 
-// Gradient of a maximum pool for a tile: each row of windows is loaded once.
+// Writes the tile's part of dX of a maximum pool: each row of windows around it is loaded once. An
+// index outside the plane becomes ALL_LANES, which no element has as its number.
 template <class T>
 __device__ __forceinline__ void write_gradient_of_largest(const T* dy, const i64* indices, T* dx,
                                                           const Tile& tile, const Planes& planes) {
@@ -284,8 +285,10 @@ struct Destination {
     }
 };
 
-// Maximum pool of a tile. Reads outside of X are clamped to its nearest element: that one is in the
-// same window, since each window contains an element of X, and comparing it twice changes nothing.
+// Writes the maximum pool of a tile to y and indices; either may be null. For each row of X: the
+// largest element of each column of windows in this row, then compared with those of earlier rows.
+// Reads outside of X are clamped to its nearest element: that one is in the same window, since each
+// window contains an element of X, and comparing it twice changes nothing.
 template <class T>
 __device__ __forceinline__ void write_largest(const T* x, T* y, i64* indices, const Tile& tile,
                                               const Planes& planes) {

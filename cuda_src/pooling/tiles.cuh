@@ -58,6 +58,7 @@ struct Tile {
     __device__ __forceinline__ i64 start(const i32 (&extents)[2]) const {
         return plane * (extents[0] * extents[1]);
     }
+    // Row and column of X where the tile's first window would start without pads.
     __device__ __forceinline__ i32 x_row() const { return row * STRIDE_ROWS; }
     __device__ __forceinline__ i32 x_column() const { return column * STRIDE_COLUMNS; }
 };
@@ -219,7 +220,8 @@ constexpr int X_OWN = X_VECTORS ? Across::N_INPUTS : REACHED;
 using XColumns = Columns<PAD_COLUMNS, X_OWN, (REACHED > X_OWN ? REACHED - X_OWN : 0), X_VECTORS>;
 using YColumns = Columns<Across::before, TILE_COLUMNS, Across::behind, Y_VECTORS>;
 
-// Calls use(i, load(i)) for rows i < N; AHEAD loads are in flight.
+// Calls use(i, load(i)) for rows i < N; AHEAD loads are in flight. load returns a row of known
+// `nbytes`.
 template <int N, class Load, class Use>
 __device__ __forceinline__ void visit_rows(const Load& load, const Use& use) {
     using Row = decltype(load(0));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Softmax, its logarithm and their gradients.  CPU provider: cupy_training_ops/families/softmax/reference.py
 //
-// Each operator has three kernels: __short_rows and __rows for lines whose elements are neighbours in
-// memory, in aligned arrays; __columns for all others. Softmax and its logarithm also have __full_rows,
-// for rows of exactly `threads` times NBYTES.
+// Each operator has three kernels: __short_rows and __rows for lines whose elements are neighbours
+// in memory, in aligned arrays; __columns for all others. Softmax and its logarithm also have
+// __full_rows, for rows of exactly `threads` times NBYTES.
 #include "algorithm/row_softmax.cuh"
 #include "core/slots.cuh"
 #include "softmax/facts.cuh"
@@ -23,13 +23,13 @@ using A = Acc<T>;
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = vec::WIDTH<T>;
 
-// Vectors that a thread has in registers of each of N arrays, TOTAL_NBYTES together.
+// 16-byte vectors that a thread has in registers of each of N arrays, TOTAL_NBYTES together.
 template <int TOTAL_NBYTES, int N>
 constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
 
 // y[i] = exp(x[i] - max) / sum of exp(x - max), or with LOG y[i] = x[i] - max - log(sum), over the
-// line. FULL: every thread of the line has all its slots; threads without a line of their own read the
-// last line, and write nothing.
+// line. threads: RowThreads or ColumnThreads, as the line is shared. FULL: every thread of the line
+// has all its slots; threads without a line of their own read the last line, and write nothing.
 template <bool LOG, bool FULL = false, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const Threads& threads,
                                              const T* x, T* y) {
@@ -58,7 +58,7 @@ struct Slope {
 };
 
 // dx = y * (dy - sum of dy * y), or with LOG dx = dy - exp(y) * sum of dy, where y is the logarithm
-// of the softmax; sums over the line.
+// of the softmax; sums over the line. threads: RowThreads or ColumnThreads, as the line is shared.
 template <bool LOG, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const Threads& threads,
                                               const T* dy, const T* y, T* dx) {
