@@ -108,7 +108,7 @@ struct Loaded<T, 1> {
 // loaded[u] = the lane's vector of row u of a warp's words, u < S::vecs, if it lies in one run;
 // rows begin at position first + u * S::row of an output of n words. Returns bits: bit u is set if
 // vector u is loaded. Lane u asks for the run of row u; if that ends inside the row, every lane
-// asks for the run of its own vector.
+// asks for the run of its own vector. source: a Source.
 template <class S, class Source>
 __device__ __forceinline__ u32 load_vecs(const Source& source, i64 n, i64 first, int lane,
                                          Loaded<typename S::Word, S::words>* loaded) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ u32 load_vecs(const Source& source, i64 n, i64 first,
 
 // Copies the vectors of some lanes word by word, one vector after the other, a lane a word: vectors
 // in which several runs meet, or that are partly outside the n words of `out`. Bit l of `left`:
-// copy lane l's vector, which begins at position row + l * S::words.
+// copy lane l's vector, which begins at position row + l * S::words. source: a Source.
 template <class S, class Source>
 __device__ __forceinline__ void copy_words(typename S::Word* out, i64 n, i64 row, u32 left,
                                            int lane, const Source& source) {
@@ -175,9 +175,10 @@ __device__ __forceinline__ bool copy_run(typename S::Word* out, i64 n, i64 first
     return true;
 }
 
-// Writes tile `tile` of the n words of `out`, by a block. If `out` begins `lead` words after a
-// multiple of 16 bytes, all tiles begin `lead` words earlier, so that vectors are aligned;
-// positions below 0 are left out. ARE_LONG: most tiles lie in one run.
+// Writes tile `tile`, S::size words, of the n words of `out` from the runs of `source`, a Source;
+// by a block. If `out` begins `lead` words after a multiple of 16 bytes, all tiles begin `lead`
+// words earlier, so that vectors are aligned; positions below 0 are left out. Whole vectors in one
+// run are loaded together, others then written word by word. ARE_LONG: most tiles lie in one run.
 template <class S, bool ARE_LONG = false, class Source>
 __device__ __forceinline__ void write_tile(typename S::Word* out, i64 n, i64 tile,
                                            const Source& source) {

@@ -50,6 +50,7 @@ struct Reader {
     __device__ void seek(i64 first) {
         if (!OPTIONAL || from) from += first;
     }
+    // registers[u] = the N elements from `offset` of the tile on; zeros if the array is null.
     __device__ void load(int u, u32 offset) {
         registers[u] = Vec<E, N>{};
         if (!OPTIONAL || from) registers[u] = *reinterpret_cast<const Vec<E, N>*>(from + offset);
@@ -155,6 +156,8 @@ struct RowReader {
             c = c + 1 < columns.value ? c + 1 : 0;
         }
     }
+    // Loads the elements of the repeated row at apart(offset, 0), apart(offset, 1), ..., one by
+    // one; those from n on are -0.0.
     __device__ void load_apart(u32 offset, u32 n) {
         registers[0] = absent();
 #pragma unroll
@@ -236,7 +239,9 @@ template <class Register, class...>
 constexpr int WIDTH_OF = Register::width;
 
 // Calls map(element of each of `arrays`) for elements [first, first + S::size) that are below n.
-// `arrays` are Readers and Writers. Stores stream past the caches if more is written than read.
+// `arrays` are Readers and Writers. aligned: all arrays begin at multiples of 16 bytes; then a
+// whole tile is loaded and stored in vectors. Stores stream past the caches if more is written than
+// read.
 template <class S, class Map, class... Register>
 __device__ __forceinline__ void map_tile(i64 first, i64 n, bool aligned, Map map,
                                          Register... arrays) {
@@ -275,7 +280,8 @@ __device__ __forceinline__ void map_elements(i64 n, bool aligned, Map map, Opera
                 operands.template operand<S>()...);
 }
 
-// map_elements with `tiles` tiles a block, for maps that compute something once for all of them.
+// map_elements with `tiles` tiles a block, for maps that compute something once for all of their
+// elements.
 template <class S, class Map, class... Operands>
 __device__ __forceinline__ void map_tiles(i64 n, bool aligned, u32 tiles, Map map,
                                           Operands... operands) {

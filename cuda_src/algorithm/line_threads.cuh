@@ -40,7 +40,8 @@ struct RowThreads {
     __device__ __forceinline__ A sum(A value) const { return over<Sum>(value, A(0)); }
 
   private:
-    // How::of over the values of each group of `lanes` neighbouring lanes, a power of two.
+    // Returns in each lane How::of over `value` of its group of `lanes` neighbouring lanes, a power
+    // of two.
     template <class How>
     static __device__ __forceinline__ A over_lanes(A value, u32 lanes) {
         if (lanes == WARP) {
@@ -54,8 +55,8 @@ struct RowThreads {
             value = How::of(value, __shfl_xor_sync(ALL_LANES, value, step));
         return value;
     }
-    // How (a sum or a maximum) over the values of the threads of a row, returned in each; neutral:
-    // 0 or -inf. First over lanes by shuffles, then over the row's warps in shared memory.
+    // Returns in each thread How (Sum or Max) over `value` of all threads of the row; neutral: 0 or
+    // -inf. First over lanes by shuffles, then over the row's warps in shared memory.
     template <class How>
     __device__ __forceinline__ A over(A value, A neutral) const {
         value = over_lanes<How>(value, threads < WARP ? threads : WARP);
@@ -84,8 +85,8 @@ struct ColumnThreads {
     __device__ __forceinline__ A sum(A value) const { return over<Sum>(value); }
 
   private:
-    // How (a sum or a maximum) over the values of threads with one column, in each; halving
-    // blockDim.y, a power of two, each time.
+    // Returns in each thread How (Sum or Max) over `value` of all threads with its column: in each
+    // round, threads half apart along y exchange values.
     template <class How>
     __device__ __forceinline__ A over(A value) const {
         const u32 own = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;

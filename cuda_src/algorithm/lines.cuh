@@ -111,6 +111,7 @@ template <class E, int WIDTH, int DEPTH, bool PINNED>
 struct SlotsOf {
     E* first;
 
+    // The addresses of a thread's slots of its line in `array`.
     __device__ __forceinline__ SlotsOf(const Line<WIDTH, DEPTH>& line, E* array)
         : first(line.first_slot(array)) {
 #ifndef __CUDA_CPU__
@@ -152,7 +153,7 @@ struct Reader {
         if (WIDTH > 1 && line.edge >= 0 && present) edge = array[line.start + line.edge];
     }
     // Loads the thread's slots of a batch. STREAMS: by vec::load_streaming. BEFORE_STORES: by
-    // vec::load_before_stores.
+    // vec::load_before_stores. line: the thread's. Elements that do not exist are `fill`.
     template <bool STREAMS = false, bool BEFORE_STORES = false>
     __device__ __forceinline__ void load(const Line<WIDTH, DEPTH>& line,
                                          typename Slots<WIDTH>::Count batch) {
@@ -240,8 +241,9 @@ struct Writer {
     }
 
   protected:
-    // A streaming store, so that the line's other batches stay in the cache. (A plain store of a
-    // vector of 2-byte elements is compiled to stores of 2 bytes.)
+    // Writes values[i], rounded, to element i of slot u of a batch, if it exists, by a streaming
+    // store, so that the line's other batches stay in the cache. (A plain store of a vector of
+    // 2-byte elements is compiled to stores of 2 bytes.)
     template <bool PINNED, int WIDTH, int DEPTH>
     static __device__ __forceinline__ void store(const SlotsOf<E, WIDTH, DEPTH, PINNED>& slots,
                                                  const Line<WIDTH, DEPTH>& line,
@@ -376,8 +378,9 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> seated_row_of(i64 n_rows, i64 leng
     return row_at<WIDTH, DEPTH>(seat.row, n_rows, length, seat.thread, threads);
 }
 
-// The row of this thread, where rows have exactly threads * DEPTH * WIDTH elements: a batch of
-// DEPTH slots for each of its threads. Threads without a row read the last one, with number -1.
+// The row of this thread, of n_rows, where rows have exactly threads * DEPTH * WIDTH elements: a
+// batch of DEPTH slots for each of its threads. Threads without a row read the last one, with
+// number -1.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> full_row_of(i64 n_rows, u32 threads) {
     const auto [row, thread] = seat_of(threads);

@@ -122,7 +122,8 @@ struct RandomRounding {
 
   private:
     // Bits of the bfloat16 below x in magnitude, or of the next one with a probability that is x's
-    // distance from the lower one: 16 random bits are added to the 16 bits that are cut off.
+    // distance from the lower one: 16 random bits, the upper half of `word`, are added to the 16
+    // bits that are cut off.
     static __device__ __forceinline__ u16 at_random(float x, u32 word) {
         const u32 bits = __float_as_uint(x);
         if ((bits & 0x7F800000u) == 0x7F800000u)  // NaN and infinity stay what they are
@@ -131,7 +132,8 @@ struct RandomRounding {
     }
 };
 
-// put, with new weights rounded as `rounding` says; only bfloat16 is ever rounded at random.
+// put, but new weights in bfloat16 are rounded at random where `rounding` is on; other types never
+// are.
 template <class W, class G, class A, int N>
 __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
                                     const A (&weight)[N], const A (&delta)[N],
@@ -159,9 +161,10 @@ struct Numbers {
     }
 };
 
-// Sets all of `numbers` but max_norm by warps 2 and 3, while warps 0 and 1 compute of_moments, the
-// bias corrections {1 - alpha^step, 1 - beta^step} (1 without rule.correct_bias): in one warp this
-// would take twice as long. Both are in shared memory. Ends with __syncthreads.
+// Sets all of `numbers` but max_norm from launch arguments or arrays (Either), by warps 2 and 3,
+// while warps 0 and 1 compute of_moments, the bias corrections {1 - alpha^step, 1 - beta^step} (1
+// without rule.correct_bias): in one warp this would take twice as long. Both results are in shared
+// memory. Ends with __syncthreads.
 template <class Rule>
 __device__ __forceinline__ void read_numbers(Numbers& numbers, double (&of_moments)[2],
                                              const Rule& rule, const either::Either<1>& rate,

@@ -17,8 +17,8 @@ using zeroed::Zeroed;
 
 // ---- threads and blocks -------------------------------------------------------------------------
 
-// Returns in each lane the sum over its group of `lanes` neighbouring lanes, a power of two. All
-// lanes of the warp call it.
+// Returns in each lane the sum of `value` over its group of `lanes` neighbouring lanes, a power of
+// two. All lanes of the warp call it.
 template <class A>
 __device__ __forceinline__ A sum_lanes(A value, u32 lanes) {
 #pragma unroll 1
@@ -67,8 +67,8 @@ __device__ __forceinline__ bool arrives_last(Zeroed<u32>* ticket, u32 n, bool& l
     return last;
 }
 
-// partials[0] + partials[stride] + ..., n values that other blocks have written, in a fixed order;
-// for each thread.
+// Returns in each thread partials[0] + partials[stride] + ..., n values that other blocks have
+// written, in a fixed order. scratch: shared memory.
 template <class A, int THREADS>
 __device__ __forceinline__ A sum_partials(const A* partials, u32 n,
                                           BlockScratch<A, THREADS>& scratch, u32 stride = 1) {
@@ -138,8 +138,8 @@ __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, 
     }
 }
 
-// visit_vecs for a visitor with visit.all(UNROLL vectors); if that returns false, visit is called
-// for each of them.
+// visit_vecs for a visitor with visit.all(UNROLL vectors), which is tried first; if it returns
+// false, or there are not so many vectors left, visit is called for each of them.
 template <int UNROLL, class E, class V, class Visit>
 __device__ __forceinline__ void visit_batches(const Range<E, V>& range, i64 first, i64 span,
                                               u32 thread, u32 n_threads, Visit& visit) {

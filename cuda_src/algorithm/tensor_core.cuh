@@ -20,7 +20,8 @@ constexpr int K = sizeof(E) == 2 ? 16 : 8;
 using A = u32[4];  // a lane's words of A
 using B = u32[2];  // a lane's words of B; its four of D are float[4]
 
-// A float rounded to the 10 bits of a TF32's mantissa, ties away from zero.
+// x rounded to the 10 bits of a TF32's mantissa, ties away from zero: 0x1000 is half of its last
+// bit, the lower 13 bits are cut off.
 __device__ __forceinline__ float to_tf32(float x) {
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800
     const u32 bits = __float_as_uint(x);
@@ -178,7 +179,7 @@ __device__ __forceinline__ void multiply_by_shuffles(float (&d)[4], const A& a, 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
 #endif
 
-// D += A B
+// d += A B, of the fragments a and b; all lanes of the warp call it.
 template <class E>
 __device__ __forceinline__ void multiply(float (&d)[4], const A& a, const B& b) {
 #if defined(__CUDA_CPU__)

@@ -114,7 +114,8 @@ struct Terms {
     }
 };
 
-// d_whole[at + i] = gradient of whole[at + i], sums[i] += gradient of repeated[i], i < N.
+// d_whole[at + i] = gradient of whole[at + i], sums[i] += gradient of repeated[i], i < N; terms:
+// the elements from index `at` on of dY and `whole`. d_whole may be null.
 template <class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate(const Operands<T, B_IS_REPEATED>& arrays,
                                               const Terms<T, N>& terms, i64 at,
@@ -131,8 +132,8 @@ __device__ __forceinline__ void differentiate(const Operands<T, B_IS_REPEATED>& 
         *reinterpret_cast<Vec<T, N>*>(arrays.d_whole + at) = vec::from_acc<T>(d_whole);
 }
 
-// differentiate at indices first, first + step, ... below `end`, N elements each; DEPTH loads come
-// before the first store.
+// Calls `differentiate` at indices first, first + step, ... below `end` (each of N elements, with
+// the same `repeated` and `sums`); DEPTH loads come before the first store.
 template <int DEPTH, class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate_all(const Operands<T, B_IS_REPEATED>& arrays,
                                                   i64 first, i64 end, i64 step,
@@ -170,9 +171,10 @@ __device__ __forceinline__ void differentiate_many(const Operands<T, B_IS_REPEAT
     differentiate(arrays, one, at, repeated, sums);
 }
 
-// partials[blockIdx.y * blockDim.y + threadIdx.y][column] = sum over the thread's rows of the
-// gradient of repeated[column]; dY and `whole` are [rows, columns]. Block y has a span of span_rows
-// rows, a thread N columns of every blockDim.y-th row of it. `partials` may be null.
+// d_whole = gradient of `whole`, and partials[blockIdx.y * blockDim.y + threadIdx.y][column] = sum
+// over the thread's rows of the gradient of repeated[column]; dY and `whole` are [rows, columns].
+// Block y has a span of span_rows rows, a thread N columns of every blockDim.y-th row of it.
+// `partials` may be null.
 template <int N, class T, bool B_IS_REPEATED>
 __device__ __forceinline__ void sum_columns(const Operands<T, B_IS_REPEATED>& arrays,
                                             Acc<T>* partials, i64 rows, i64 columns,
@@ -211,7 +213,8 @@ struct Task {
     u32 lane;
     bool exists;
 
-    // The task of the calling thread's group of lanes.
+    // The task of the calling thread's group of lanes: a span, of n_spans, of the sum for one of
+    // n_elements elements.
     __device__ Task(i64 n_elements, i64 n_spans, u32 lanes) {
         number = static_cast<i64>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
         span = n_spans == 1 ? number >= n_elements : number / n_elements;
@@ -289,9 +292,10 @@ struct Offsets {
     }
 };
 
-// The sum of one lane, of the gradient of element task.element of A (of_a) or B: it is a sum of
-// `summed` terms, `span` of them a task; the lane adds every `lanes`-th of the task's, from its
-// task.lane-th on.
+// Returns the sum of one lane, of the gradient of element task.element of A (of_a) or B: the whole
+// sum has `summed` terms, numbered along the dimensions it is summed over, `span` of them a task;
+// the lane adds every `lanes`-th of the task's, from its task.lane-th on. dimensions: extents, and
+// strides in dy, a and b.
 template <class T, int THREADS>
 __device__ __forceinline__ Acc<T> sum_span(const T* dy, const T* a, const T* b,
                                            const Broadcast& dimensions, const Task<THREADS>& task,

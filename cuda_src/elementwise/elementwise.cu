@@ -93,15 +93,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     scale__down(const T* input, T* output, i64 n, bool aligned, ACC factor) {
     map_elements<Tile>(n, aligned, ScaleDown{factor}, in(input), out(output));
 }
-// output[i] = input[i] * *factor, a number in GPU memory; does nothing if it is 1 and output is
-// input.
+// output[i] = input[i] * *factor, a number in GPU memory, i < n; does nothing if it is 1 and output
+// is input.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scale_in_place(const T* input, T* output, i64 n, bool aligned, const float* factor) {
     const float by = *factor;
     if (by == 1 && input == output) return;
     map_elements<Tile>(n, aligned, ScaleUp{static_cast<ACC>(by)}, in(input), out(output));
 }
-// output_k[i] = input[i] * scale_k, k < 3; an output may be null.
+// output_k[i] = input[i] * scale_k, k < 3, i < n; an output may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_scale(const T* input, T* output_0, T* output_1, T* output_2, i64 n, bool aligned,
                 ACC scale_0, ACC scale_1, ACC scale_2) {
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                        in_or_zero(input_2), out(output));
 }
 // q = round(input / scale) + zero_point, to nearest even; output = (q clamped to [quant_min,
-// quant_max] - zero_point) * scale, mask = q is in that range. Either may be null.
+// quant_max] - zero_point) * scale, mask = q is in that range. output or mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fake_quant(const T* input, T* output, bool* mask, i64 n, bool aligned, ACC scale,
                ACC zero_point, ACC quant_min, ACC quant_max) {
@@ -170,10 +170,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 #else
 #define RUN_BOUNDS THREADS, 6
 #endif
-// dy and `whole` are [outer, middle, inner]; repeated[k] is broadcast over outer and inner.
-// d_whole = gradient of `whole`; sum[k] = sum over outer and inner of the gradient of repeated[k].
+// dy and `whole` are [outer, middle, inner]; repeated[k] is broadcast over outer and inner. d_whole
+// = gradient of `whole`; sum[k] = sum over outer and inner of the gradient of repeated[k].
 // `sizes.lanes` threads add up one span of one k: to d_repeated[k] if n_spans is 1, else to
 // partials[span][k]. vecs: `inner` is a multiple of a vector's elements, and arrays are aligned.
+// b_is_repeated: b is `repeated`, a is `whole`; else the other way round.
 extern "C" __global__ void __launch_bounds__(RUN_BOUNDS)
     div_grad__runs(const T* __restrict__ dy, const T* __restrict__ whole,
                    const T* __restrict__ repeated, T* __restrict__ d_whole, T* d_repeated,

@@ -39,8 +39,8 @@ __device__ __forceinline__ void two_numbers_to_fp10(u32 halves, u32* codes) {
     codes[0] = rounded >> 6 & 0x3FFu;
     codes[1] = rounded >> 22;
 }
-// two_numbers_to_fp10, where a half may be NaN: `nan` has bit 0 or 16 set if half 0 or 1 is one, as
-// its magnitude + 0x3FF has the sign bit then. A NaN is encoded as 0 of its sign, then gets
+// codes[i] = half i of the word `halves` in FP10, i < 2. `nan` has bit 0 or 16 set if half 0 or 1
+// is NaN, as its magnitude + 0x3FF has the sign bit then; it is encoded as 0 of its sign, then gets
 // NAN_CODE.
 __device__ __forceinline__ void two_to_fp10(u32 halves, u32* codes) {
     const u32 nan = ((halves & 0x7FFF7FFFu) + 0x03FF03FFu) >> 15 & 0x00010001u;

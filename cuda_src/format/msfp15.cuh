@@ -189,7 +189,7 @@ __device__ __forceinline__ BoxOf<E> box_of_pairs(const u32* pairs) {
     box.nonzero = make_uint2(gather_upper(there), gather_upper(there + 2));
     return box;
 }
-// The box of eight elements. Bit 31 of size + 0x7FFFFFFF is set if size is not 0.
+// The Box of x[0..7]. Bit 31 of size + 0x7FFFFFFF is set if size is not 0.
 __device__ __forceinline__ Box<true> box_of_floats(const float (&x)[8]) {
     u32 bits[8], there[8];
     Box<true> box;
@@ -328,7 +328,7 @@ __device__ __forceinline__ uint2 encode_nonfinite(const E* x) {
     return make_uint2(static_cast<u32>(codes), static_cast<u32>(codes >> 32));
 }
 
-// encode_nonfinite of elements in registers.
+// encode_nonfinite of x[0..7], elements in registers.
 template <bool KEEP_SIGN, class E>
 __device__ __forceinline__ uint2 encode_copy(const E* x) {
     E in_memory[8];
@@ -397,8 +397,8 @@ __device__ __forceinline__ void decode_four(u32 codes, float quantum, Y* y) {
     for (int j = 0; j < N; ++j) y[j] = from_decoded<Y>(decode_element(offset, j, quantum));
 }
 
-// y[j] = element first + j, j < n, of a box that encode_nonfinite or an older encoder wrote. F is
-// bit 5 of the bytes, and quantum_of(F + 1) = 2^(F - 131).
+// y[j] = element first + j, j < n, of the box of bytes `codes`, which encode_nonfinite or an older
+// encoder wrote. F is bit 5 of the bytes, and quantum_of(F + 1) = 2^(F - 131).
 template <class Y>
 __device__ __forceinline__ void decode_nonfinite(uint2 codes, int first, int n, Y* y) {
     const bool all_nan = codes.x == ALL_NAN && codes.y == ALL_NAN;
@@ -416,8 +416,8 @@ __device__ __forceinline__ void decode_nonfinite(uint2 codes, int first, int n, 
     }
 }
 
-// y[j] = element share * N + j of the box, j < N; N divides 8. With keep_nonfinite, E = 255 marks a
-// box with infinities or NaNs; else it is an exponent as others.
+// y[j] = element share * N + j of the box of bytes `codes`, j < N; N divides 8. With
+// keep_nonfinite, E = 255 marks a box with infinities or NaNs; else it is an exponent as others.
 template <int N, class Y>
 __device__ __forceinline__ void decode_share(uint2 codes, int share, bool keep_nonfinite, Y* y) {
     const u32 shared_exponent = shared_exponent_of(codes);

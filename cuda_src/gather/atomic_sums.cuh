@@ -10,7 +10,8 @@ using namespace targets;
 using segmented_sum::BatchItem;
 
 // sums[batch][target(k)] += dy[batch][k] for each slice k, none if target(k) is NOWHERE. A thread
-// adds ATOMIC_ITEMS elements, blockDim.x columns apart.
+// adds ATOMIC_ITEMS elements, blockDim.x columns apart. sizes: slices and rows of a batch, and
+// elements of each; items: which slices and columns a block has.
 template <class Target, class T>
 __device__ __forceinline__ void add_slices(Target target, const T* __restrict__ dy, Acc<T>* sums,
                                            Items items, Sizes sizes) {

@@ -104,7 +104,8 @@ struct Entries {
             __syncwarp();
         }
     }
-    // Moves each entry to first of its digit + those of earlier warps + its rank.
+    // Moves each of the thread's entries from `from` to `to`, to first of its digit + those of
+    // earlier warps + its rank.
     __device__ __forceinline__ void move(const Digits& digits, const Pass& pass) const {
         const u16* const earlier = digits.seen[threadIdx.x / WARP];
 #pragma unroll 1

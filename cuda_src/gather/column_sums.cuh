@@ -77,8 +77,9 @@ struct BucketSums {
         if (late) value += other;
         return is_last;
     }
-    // sums[row of the entry] += its value. A lane swaps the sum for its mark (lock_of); a lane
-    // that finds a mark shares its row with another.
+    // sums[row of the entry] += its value, for the entries of all lanes at once; without `valid` a
+    // lane has none. A lane swaps the sum for its mark (lock_of); a lane that finds a mark shares
+    // its row with another.
     __device__ __forceinline__ void add(const EntryOf<T>& entry, bool valid) const {
         const u32 row = entry.target() % BUCKET_ROWS;
         float value = value_of(entry.bits(), T()), sum = 0;
@@ -129,9 +130,10 @@ __device__ __forceinline__ void store_rows(const Sums<Acc<T>>* sums, T* __restri
     }
 }
 
-// dx[row][column] = sum of the entries of the column with this row. A block has one bucket of
-// SUM_COLUMNS columns, a warp each. Lane b adds up how many entries bucket b of the column has: the
-// sum over smaller buckets is where the block's bucket begins.
+// dx[row][column], [n_rows][width], = sum of the entries of the column with this row; 0 if there
+// are none. A block has one bucket of SUM_COLUMNS columns, a warp each. Lane b adds up how many
+// entries bucket b of the column has, from counts[column][span][b]: the sum over smaller buckets is
+// where the block's bucket begins. sums: shared memory, for each warp.
 template <class T>
 __device__ __forceinline__ void sum_buckets(const EntryOf<T>* __restrict__ entries,
                                             const u32* __restrict__ counts, T* __restrict__ dx,

@@ -96,7 +96,8 @@ __device__ __forceinline__ i64 count_at(i64 column, u32 span, const ColumnSort& 
 }
 
 // The row of dX that an element of row `row` of dY is added to if its index is 0: the sum of
-// coordinate times stride over the dimensions that a row's number counts, the last one first.
+// coordinate times stride over the dimensions that a row's number counts (`lines.extents`), the
+// last one first.
 __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
     u32 to = 0;
 #pragma unroll 1
@@ -109,7 +110,7 @@ __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
 }
 
 // {row of dX, value} of an element of dY with this index, {0, 0} for an index out of range;
-// first_row: the row for index 0.
+// first_row: the row for index 0, to which the index adds index * lines.stride.
 template <class T>
 __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row,
                                                const Lines& lines) {
@@ -139,6 +140,7 @@ __device__ __forceinline__ void load_rows(const Index* __restrict__ indices, u32
 // rounded up to whole runs. Threads read rows: thread t has column t % COLUMNS; then each warp adds
 // up the counts of its own column, lane b of bucket b. Two histograms, used in turn, so that one
 // barrier a tile is enough. The indices of the next tile are loaded before this one is counted.
+// sort: see Part; histogram: shared memory.
 template <class Index>
 __device__ __forceinline__ void count_buckets(const Index* __restrict__ indices, const Lines& lines,
                                               u32* __restrict__ counts, const ColumnSort& sort,
@@ -210,8 +212,8 @@ __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
     }
 }
 
-// Where this span's first entry of bucket lane() goes in the column's entries: after those of
-// smaller buckets, and those of earlier spans in this bucket.
+// Returns where the first entry that span own_span gives to bucket lane() goes in the column's
+// entries: after those of smaller buckets, and those of earlier spans in this bucket.
 __device__ __forceinline__ u32 first_destination(const u32* __restrict__ counts, i64 column,
                                                  u32 own_span, const ColumnSort& sort) {
     u32 total = 0, earlier = 0;
@@ -280,9 +282,10 @@ struct SortedColumn {
     }
 };
 
-// to[column][0 .. capacity) = the column's entries by bucket, in the order of dY in a bucket. A
-// block loads a tile, each warp sorts one of its columns and writes it by vectors. Lane b knows
-// where bucket b goes: entry i of the sorted tile goes to place i + shift of its bucket's lane.
+// to[column][0 .. capacity) = the column's entries by bucket, in the order of dY in a bucket;
+// counts: from count_buckets. A block loads a tile of indices and dy to shared memory (`entries`),
+// each warp sorts one of its columns and writes it by vectors. Lane b knows where bucket b goes:
+// entry i of the sorted tile goes to place i + shift of its bucket's lane.
 template <class T, class Index>
 __device__ __forceinline__ void move_to_buckets(const Index* __restrict__ indices,
                                                 const T* __restrict__ dy, const Lines& lines,

@@ -55,7 +55,7 @@ constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 8 || sizeof(T) ==
 
 // dx[batch][row][column] = sum of dy[batch][k][column] over the slices k with target(k) == row, one
 // of the n elements of dx a thread. row_of: shared memory, row_of[k] = target(k); a batch has at
-// most THREADS slices.
+// most THREADS slices. sizes: slices and rows of a batch, and elements of each.
 template <class Target>
 __device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy, T* __restrict__ dx,
                                         i32 n, Sizes sizes, i64 (&row_of)[THREADS]) {
@@ -121,8 +121,9 @@ __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* ent
                              histogram);
 }
 
-// entries = the entries of all k sorted by key, equal keys in the order of k; one block. Does
-// nothing for 64-bit keys.
+// entries = the entries {target(k), or n_rows for NOWHERE; k, or with dy the bits of dy[k]} of all
+// k sorted by key, equal keys in the order of k; one block. digits: how many entries, and bits of a
+// pass. Does nothing for 64-bit keys.
 template <class Target>
 __device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
                                           const AllDigits& digits) {
@@ -291,8 +292,9 @@ extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
         columns::move_to_buckets(indices, dy, lines, counts, entries, sort, tile);
     }
 }
-// dx[row][column] = sum of the entries of the column with this row. A block has BUCKET_ROWS rows,
-// one bucket, of SUM_COLUMNS columns, a warp each; sums are in dynamic shared memory.
+// dx[row][column], [n_rows][width], = sum of the entries of the column with this row. A block has
+// BUCKET_ROWS rows, one bucket, of SUM_COLUMNS columns, a warp each; sums are in dynamic shared
+// memory. entries and counts are those of the two kernels above.
 extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP, 2)
     gather__sum_buckets(const Carried* entries, const u32* counts, T* dx, i64 n_rows, i64 width,
                         const __grid_constant__ ColumnSort sort) {
@@ -319,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     __shared__ Key per_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, per_warp);
 }
-// gather__scatter with LONG_ITEMS entries a thread at a time.
+// gather__scatter with LONG_ITEMS entries a thread at a time, for many entries.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
                           const __grid_constant__ Pass pass) {
@@ -341,9 +343,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ i64 bounds[2];
     radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
-// Blocks 0 to start_blocks - 1: starts as gather__starts. The others: sums[node] = sum of the
-// slices of each node of this level of the tree (segmented_sum.cuh) that has one key, and of the
-// level of `parents`. Rows are whole 16-byte vectors on 16-byte boundaries.
+// Blocks 0 to start_blocks - 1: starts[row] as gather__starts. The others: sums[node] = sum of the
+// slices of dy of each node of this level of the tree (segmented_sum.cuh) that has one key, and of
+// the level of `parents`. entries: sorted by key; items: which nodes and columns a block has;
+// tickets: counters of finished children. Rows are whole 16-byte vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
@@ -363,8 +366,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scal
 }
 // dx[batch][row] = sum of the slices of dy whose key is the row, 0 if there are none. A thread sums
 // a vector of columns of `count` rows; the first n_long items of the grid are long rows instead.
-// sums: those of the tree's n_nodes nodes in `levels` levels, and of edges. Rows are whole 16-byte
-// vectors on 16-byte boundaries.
+// entries: sorted by key, those of a row are [starts[row], starts[row + 1]). sums: those of the
+// tree's n_nodes nodes in `levels` levels, and of edges. Rows are whole 16-byte vectors on 16-byte
+// boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,

@@ -79,7 +79,7 @@ __device__ __forceinline__ Key sum_before(Key value, Key (&per_warp)[WARPS]) {
 
 // Where this block's first entry with digit threadIdx.x goes: after all entries with smaller
 // digits, and after those of earlier blocks with the same one; counts[block][digit] as from
-// count_digits. TOGETHER loads are in flight.
+// count_digits. TOGETHER loads are in flight. per_warp: scratch of sum_before.
 template <u32 TOGETHER, class Key>
 __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts, Pass pass,
                                                  Key (&per_warp)[SORT_WARPS]) {
@@ -124,6 +124,7 @@ struct TileItems {
     i32 valid;        // entry[0 .. valid) exist
 
     // Loads the thread's ITEMS entries of the tile that begins at entry `tile`, those before `end`.
+    // A warp has WARP * ITEMS neighbours.
     __device__ void load(const Entry* __restrict__ from, i64 tile, i64 end) {
         const i64 first = tile + threadIdx.x / WARP * (WARP * ITEMS) + threadIdx.x % WARP;
         valid = 0;
@@ -187,7 +188,8 @@ struct SortedTile {
         }
         destination += count;
     }
-    // Moves the thread's entries to their sorted places in `entries`.
+    // Moves the thread's entries to their sorted places in `entries`: first of the digit + those of
+    // earlier warps + rank.
     __device__ void put(const TileItems<Key, ITEMS>& items, Pass pass) {
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
@@ -196,7 +198,7 @@ struct SortedTile {
             if (j < items.valid) entries[first[digit] + earlier] = items.entry[j];
         }
     }
-    // Writes the first n sorted entries of the tile to the result.
+    // Writes the first n sorted entries of the tile to their places in the result `to`.
     __device__ void write(Entry* __restrict__ to, i64 n, Pass pass) const {
 #pragma unroll
         for (u32 i = threadIdx.x; i < size; i += SORT_THREADS) {

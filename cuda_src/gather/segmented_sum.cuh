@@ -71,9 +71,10 @@ __device__ __forceinline__ Level in_registers(Level level) {
     return level;
 }
 
-// Edges of a node of level 1 with several keys, the entries from `first` on: *of_first = sum of its
-// first key's entries, if the node before begins with this key, too (it then has one key); *of_last
-// = sum of its last key's, if the node after ends with it. N columns each.
+// Edges of a node of level 1 with several keys (first_key to last_key), the sorted entries from
+// number `first` on: *of_first = sum of the slices of its first key, if the node before begins with
+// this key, too (it then has one key); *of_last = sum of those of its last key, if the node after
+// ends with it. N columns each.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_edges(const SortedSlices<T, Key, N>& slices, Key first_key,
                                           Key last_key, Key first, const Sizes& sizes,
@@ -94,7 +95,8 @@ __device__ __forceinline__ void sum_edges(const SortedSlices<T, Key, N>& slices,
 
 // sums[level.begin + node] = sum of the node's slices (level 1, level.unit == FANOUT) or child
 // nodes, if it has one key that is a row; on level 1 a node with several keys gets its edges. A
-// thread has N columns of one node. sums: [batch][level.total][width].
+// thread has N columns of one node; blocks before first_block have other work. sums:
+// [batch][level.total][width]; dy: [batch][slice][width].
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Entry<Key>* __restrict__ entries, Acc<T>* sums,
@@ -141,7 +143,8 @@ struct Parent {
     u32 node, ticket, children;  // children: of a block
     Key first = 0, last = 0;     // keys of the node's entries
 
-    // Starts to load the keys of the parent's first and last entry.
+    // Finds the node above those of this block, and starts to load the keys of its first and last
+    // entry.
     __device__ __forceinline__ Parent(const Entry<Key>* entries, const Items& items,
                                       const Level& level, const Parents& parents, u32 first_block) {
         const u32 block = blockIdx.x - first_block;
@@ -159,8 +162,8 @@ struct Parent {
     __device__ __forceinline__ bool has_sum(const Parents& parents, const Sizes& sizes) const {
         return node < parents.n && first == last && first < sizes.n_rows;
     }
-    // sums[parent] = sum of the sums of its FANOUT children, by the block that completes the last
-    // of them.
+    // sums[parent] = sum of the sums of its FANOUT children, if it has_sum, by the block that
+    // completes the last of them. tickets: one counter for each parent and block of columns.
     template <int N, class A>
     __device__ __forceinline__ void sum(A* sums, const Items& items, const Sizes& sizes,
                                         const Level& level, const Parents& parents,
@@ -203,9 +206,10 @@ __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
 
 // ---- sums of rows -------------------------------------------------------------------------------
 
-// sum += the entries [low, high) of n, a segment: first the edges of level 1, then on each level
-// the nodes that no node of the next level covers. nodes: sums of level 1, the other `levels`
-// follow; edges: at(t) is the sum of entries in node t after a segment's last node.
+// sum += the slices of the sorted entries [low, high) of n, a segment: first the edges of level 1,
+// then on each level the nodes that no node of the next level covers. nodes: sums of level 1, the
+// other `levels` follow; edges: at(t) is the sum of entries in node t after a segment's last node.
+// Short segments are added slice by slice.
 template <class T, class Key, int N>
 __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
                                             const SortedSlices<T, Key, N>& slices,
@@ -283,9 +287,9 @@ struct Rows {
         finish(end);
     }
 
-    // Sums all rows one by one, by way of nodes (add_segment); row's entries are [starts[row],
-    // starts[row + 1]). leaves_long: rows of LONG_ROW entries or more are items of their own and
-    // are skipped.
+    // Sums all rows one by one, by way of nodes (add_segment); a row's entries are [starts[row],
+    // starts[row + 1]) of n_slices. leaves_long: rows of LONG_ROW entries or more are items of
+    // their own and are skipped.
     __device__ __forceinline__ void add_many(const SortedSlices<T, Key, N>& slices,
                                              const NodeSums<Acc<T>, Key>& nodes,
                                              const NodeSums<Acc<T>, Key>& edges, const Key* starts,
