@@ -99,6 +99,7 @@ __device__ __forceinline__ void decode_elements(bool aligned, const X* x, T* y, 
 
 // y[i] = x[i] in E5M2, four elements at a time.
 struct ToE5m2 {
+    // Byte 4 k + j = x[4 k + j] in E5M2.
     __device__ Vec<u8, READ> operator()(const Vec<T, READ>& x, int) const {
         Vec<u8, READ> y;
 #pragma unroll
@@ -112,6 +113,7 @@ struct ToE5m2 {
 
 // Bit 7 - i % 8 of y[i / 8] is set where x[i] > 0.
 struct Pack1 {
+    // Bit 7 - i % 8 of byte i / 8 = x[i] > 0.
     __device__ Vec<u8, READ_BOXES / 8> operator()(const Vec<T, READ_BOXES>& x, int) const {
         Vec<u8, READ_BOXES / 8> y{};
 #pragma unroll
@@ -124,6 +126,7 @@ struct Pack1 {
 // y[i] = 1 where bit 7 - (share * WRITE + i % 8) of x[i / 8] is set, else 0. The SHARES threads
 // that read the same byte have different `share`s of WRITE bits.
 struct Unpack1 {
+    // y[i] = bit share * WRITE + i % 8 of x[i / 8], counted from the highest, as 1 or 0.
     template <int N>
     __device__ Vec<T, WRITE> operator()(const Vec<u8, N>& x, int share) const {
         Vec<T, WRITE> y;
@@ -143,6 +146,7 @@ struct Unpack1 {
 template <bool KEEP_SIGN>
 struct Msfp15Encode {
     bool& saw_nonfinite;
+    // Returns the codes of the READ_BOXES / 8 boxes of x.
     __device__ Vec<u8, READ_BOXES> operator()(const Vec<T, READ_BOXES>& x, int) const {
         Vec<u8, READ_BOXES> codes;
 #pragma unroll
@@ -156,8 +160,9 @@ struct Msfp15Encode {
     }
 };
 
-// Writes to y the codes of those of the thread's boxes that are not finite: of the vectors that
-// map_vecs gave it. x is read again, so that the other boxes are encoded without more registers.
+// Writes to y, of n_y bytes, the codes of those of the thread's boxes of x, of n_x elements, that
+// are not finite: of the vectors that map_vecs gave it. x is read again, so that the other boxes
+// are encoded without more registers.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ void encode_nonfinite_boxes(const T* x, u8* y, i64 n_x, i64 n_y) {
     constexpr int VECTORS = THREADS * (TILE_NBYTES / (READ_BOXES * sizeof(T)));
@@ -191,6 +196,7 @@ __device__ __forceinline__ void encode_msfp15(bool aligned, const T* x, u8* y, i
 // y = elements share * 8 / SHARES to (share + 1) * 8 / SHARES - 1 of each box of eight bytes.
 struct Msfp15Decode {
     bool keep_nonfinite;
+    // Returns the elements of share `share` of each box in `codes`.
     template <int N>
     __device__ Vec<T, WRITE> operator()(const Vec<u8, N>& codes, int share) const {
         Vec<T, WRITE> y;

@@ -23,7 +23,8 @@ constexpr int BLOCKS = RESIDENT<sizeof(Acc<T>)> / THREADS;  // on a multiprocess
 constexpr int UNROLL = NBYTES / (TILE * sizeof(T));         // tiles that a thread loads together
 constexpr i64 SPAN = THREADS * UNROLL;                      // tiles that a block encodes together
 
-// y[8 tile .. 8 tile + 7] = codes; nothing if y is null.
+// y[8 tile .. 8 tile + 7] = codes; nothing if y is null. aligned: y starts at a multiple of 16
+// bytes.
 __device__ __forceinline__ void store_codes(u8* y, i64 tile, bool aligned, uint2 codes) {
     if (y == nullptr) return;
     if (aligned)
@@ -90,11 +91,13 @@ __device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool k
 
 using namespace cto;
 
-// y = MSFP15 boxes of x with KEEP_SIGN, as gist_pack_msfp15_encoder__keep_sign; guard[0..3]
-// = {error, tile_deviation, group_deviation, worst} of a sample of x: Totals::store. y or
-// guard may be null. groups to lanes: members of Sample. grouped: x has groups; else
-// Sample's groups are only a way to cut it up, and group_deviation and worst stay 0. totals:
-// scratch of a Totals for each block. aligned: x and y start at a multiple of 16 bytes.
+// y = MSFP15 boxes of x, of n elements, with KEEP_SIGN, as gist_pack_msfp15_encoder__keep_sign;
+// guard[0..3] = {error, tile_deviation, group_deviation, worst} of a sample of x: Totals::store. y
+// or guard may be null. groups to lanes: members of Sample, which say what is measured. grouped: x
+// has groups; else Sample's groups are only a way to cut it up, and group_deviation and worst stay
+// 0. totals: scratch of a Totals for each block; ticket: counter of finished blocks. aligned: x and
+// y start at a multiple of 16 bytes. Warps with an odd number encode in turn 0 and measure in turn
+// 1, others the other way round.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gist_guarded_msfp15_encoder(const T* x, u8* y, i64 n, bool aligned, bool keep_nonfinite,
                                 i64 groups, i64 inner, i64 stride, u32 per_run, u32 pieces,

@@ -83,8 +83,8 @@ struct GroupSums {
     }
 };
 
-// Returns the sums over the lane's part of a group: one tile of every (lanes / tiles)-th measured
-// piece. Adds to totals.tile_deviation.
+// Returns the sums over the lane's part of group number `group` of `array`: one tile of every
+// (lanes / tiles)-th measured piece of `sample`. Adds to totals.tile_deviation.
 template <class T>
 __device__ __forceinline__ GroupSums measure_group(const Array<T>& array, const Sample& sample,
                                                    i64 group, Totals& totals) {

@@ -66,6 +66,8 @@ using DecodeIndices = Tiling<WRITTEN_INDICES / IN_BYTE, WRITTEN_INDICES, 1, NBYT
 
 // y[k] = x[2 k] & 15 | (x[2 k + 1] & 15) << 4.
 struct ToIndices {
+    // y[k] = two indices, the lowest 4 bits of x[2 k] in the lower half and those of x[2 k + 1] in
+    // the upper one.
     __device__ Vec<u8, READ_INDICES / IN_BYTE> operator()(const Vec<Index, READ_INDICES>& x,
                                                           int) const {
         Vec<u8, READ_INDICES / IN_BYTE> y;
@@ -89,6 +91,7 @@ __device__ __forceinline__ void decode_words(const u32* x, u32* y) {
 
 // y[i] = x[i / 2] & 15 for even i, x[i / 2] >> 4 for odd i.
 struct FromIndices {
+    // y[2 k] = the lower half of x[k], y[2 k + 1] the upper one.
     __device__ Vec<Index, WRITTEN_INDICES> operator()(const Vec<u8, WRITTEN_INDICES / IN_BYTE>& x,
                                                       int) const {
         Vec<Index, WRITTEN_INDICES> y;

@@ -48,7 +48,7 @@ __device__ __forceinline__ int scale_of(u32 magnitude) {
     const u32 fraction = magnitude << shift & 0x7FFFFFu;
     return exponent - F::LARGEST_EXPONENT + (fraction >= F::FIRST_BEYOND + F::TIE_STAYS);
 }
-// scale_of for the bits of a double.
+// scale_of for `magnitude` of the bits of a double.
 template <class F>
 __device__ __forceinline__ int scale_of(u64 magnitude) {
     if (magnitude == 0) return 0;

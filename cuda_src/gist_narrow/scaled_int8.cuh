@@ -44,7 +44,8 @@ __device__ __forceinline__ E decode(u8 code, int scale) {
     return y == y ? from_acc<E>(static_cast<Acc<E>>(y)) : nan::of_sign<E>(0);
 }
 
-// `decode` for a block that is not finite, whose scale is negative.
+// The number of `code` in a block that is not finite, whose scale is negative: NaN, infinity, or
+// code times the scale without its sign.
 template <class E>
 __device__ __forceinline__ E decode_nonfinite(u8 code, int scale) {
     const int number = static_cast<signed char>(code);

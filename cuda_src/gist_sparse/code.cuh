@@ -31,7 +31,7 @@ __device__ __forceinline__ bool is_raw(const u8* x, i64 n, const Code& code, boo
            load_any<u64>(x + 8, aligned) != 0;
 }
 
-// True if a code is sparse and was made from n elements of sizeof(T): then values begin at
+// True if the code x is sparse and was made from n elements of sizeof(T): then values begin at
 // code.values, and an odd number of starts is followed by a 0. For another element size the number
 // of tiles differs, and with it one of the two.
 template <class T>

@@ -99,8 +99,9 @@ struct Shared {
     u32 ticket;
 };
 
-// tile.values = the tile's nonzero elements in order, then zeros to a multiple of GROUP;
-// tile.mask = bits. The thread's row `row` starts at values[before[row]].
+// tile.values = the `count` nonzero elements of the tile `x` in order, then zeros to a multiple of
+// GROUP; tile.mask = bits. The thread's vector x[row] has the bits bits[row], and its values start
+// at values[before[row]].
 template <int ROWS>
 __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[ROWS],
                                      const u32 (&before)[ROWS], u32 count, Packed& tile) {
@@ -142,7 +143,8 @@ __device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loa
     return count;
 }
 
-// Stores the tile's bits in the code's mask. BLOCK: threads of the block.
+// Stores the mask of tile number `tile`, which is `packed`, in the code's mask. BLOCK: threads of
+// the block.
 template <int BLOCK>
 __device__ __forceinline__ void store_mask(const Encoding& call, const Packed& packed, u32 tile) {
     constexpr int VECS = TILE<T> / 128;  // of 16 bytes
@@ -153,9 +155,10 @@ __device__ __forceinline__ void store_mask(const Encoding& call, const Packed& p
                   reinterpret_cast<const uint4*>(packed.mask)[threadIdx.x], call.aligned);
 }
 
-// Stores the tile's groups of values from byte `begin` of y on. Groups past the end of y are
-// dropped: such a code is too long, and gist_sparse__finish replaces it by the raw elements.
-// BY_LINES: threads start at a multiple of 128 bytes, so that warps store whole cache lines.
+// Stores the `groups` groups of values of the tile `packed` from byte `begin` of y on, a group a
+// thread. Groups past the end of y are dropped: such a code is too long, and gist_sparse__finish
+// replaces it by the raw elements. BY_LINES: threads start at a multiple of 128 bytes, so that
+// warps store whole cache lines.
 template <int BLOCK>
 __device__ __forceinline__ void store_values(const Encoding& call, const Packed& packed, u32 groups,
                                              i64 begin) {
@@ -176,9 +179,9 @@ __device__ __forceinline__ void store_values(const Encoding& call, const Packed&
     }
 }
 
-// Head and starts: y = {u64 size of the code, u64 0 for sparse, u64 begin of each tile's
-// values}, filled up with 0 to a multiple of 16 bytes. Each tile stores its own begin,
-// the last one the rest.
+// Stores a tile's part of head and starts: y = {u64 size of the code, u64 0 for sparse, u64 begin
+// of each tile's values}, filled up with 0 to a multiple of 16 bytes. Each tile, with `groups`
+// groups from byte `begin` on, stores its own begin, the last one the rest.
 __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u32 groups,
                                               i64 begin) {
     u8* const starts = call.y + HEAD_NBYTES;
@@ -189,8 +192,8 @@ __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u3
     if (call.tiles % 2) store_any<u64>(starts + 8ll * call.tiles, 0, call.aligned);
 }
 
-// Stores a tile's part of the sparse code: mask, values, and begin of the values.
-// groups_before: groups of all tiles before it.
+// Stores the part of tile number `tile`, which is `packed` and has `count` values, of the sparse
+// code: mask, values, and begin of the values. groups_before: groups of all tiles before it.
 template <int BLOCK>
 __device__ __forceinline__ void store_tile(const Encoding& call, const Packed& packed, u32 tile,
                                            u32 count, u64 groups_before) {
@@ -200,8 +203,8 @@ __device__ __forceinline__ void store_tile(const Encoding& call, const Packed& p
     if (threadIdx.x == 0) store_numbers(call, tile, groups_of(count), begin);
 }
 
-// Stores a tile's raw elements. If none is zero, packed.values are the elements;
-// else x is read again.
+// Stores the raw elements of tile number `tile`, of which `count` are not 0. If none is zero,
+// packed.values are the elements; else x is read again.
 __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& packed, u32 tile,
                                           u32 count) {
     u8* const to = call.y + HEAD_NBYTES;
@@ -314,8 +317,10 @@ __device__ __forceinline__ void encode_again(const Encoding& call, Counts& count
 
 // ---- decoding -----------------------------------------------------------------------------------
 
-// y = tile `tile` of the code x. The code may be any bytes: a tile whose values do not lie inside
-// it is 0, or NaN for codecs with HAS_NAN. Mask and begins are loaded first, to hide their latency.
+// y = tile `tile` of the code x of n elements, decoded. The code may be any bytes: a tile whose
+// values do not lie inside it is 0, or NaN for codecs with HAS_NAN. The block decodes the tile's
+// values to `packed`, in shared memory; each thread then takes values for its elements there, by
+// their rank. Mask and begins are loaded first, to hide their latency.
 __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8* x, i64 tile, i64 n,
                                             const Code& code, T* y, bool aligned) {
     const u8* const start = x + HEAD_NBYTES + 8 * tile;
@@ -362,9 +367,10 @@ using namespace cto;
 //
 // mask, values: byte offsets of the mask and of the first value in the code.
 
-// y = sparse code of x, if tile 0 is not full; else the raw elements of the full tiles from tile 0
-// on, and no others. gist_sparse__finish completes y. Blocks take tiles by tickets, so that there
-// may be fewer blocks than tiles; tickets and groups are zero before the launch.
+// y, of n_y bytes, = sparse code of the n_x elements x, if tile 0 is not full; else the raw
+// elements of the full tiles from tile 0 on, and no others. gist_sparse__finish completes y. Blocks
+// take tiles by tickets, so that there may be fewer blocks than tiles; tickets and groups are zero
+// before the launch. tickets to full: members of Scratch.
 extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
     gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* begins, u64* nbytes,
@@ -379,9 +385,9 @@ extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
                           aligned});
 }
 
-// Completes gist_sparse__encode: y = sparse code if it is shorter than head and raw elements, else
-// head and raw elements; zeroes `groups`. One block on a multiprocessor is stated because without
-// it CUDA 13 limits kernels for 12.0 to 48 registers, and they spill.
+// Completes gist_sparse__encode, with its arguments: y = sparse code if it is shorter than head and
+// raw elements, else head and raw elements; zeroes `groups`. One block on a multiprocessor is
+// stated because without it CUDA 13 limits kernels for 12.0 to 48 registers, and they spill.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned) {

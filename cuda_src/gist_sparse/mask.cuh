@@ -208,6 +208,7 @@ template <class T>
 class Packer<T, 4> : SharedAddress {
   public:
     using SharedAddress::SharedAddress;
+    // Appends word i: stores it and moves `to` on by 4 bytes, if it is not 0.
     __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
         asm volatile(
             "{.reg .pred p; setp.ne.u32 p, %1, 0;\n"
@@ -224,6 +225,7 @@ template <class T>
 class Packer<T, 2> : SharedAddress {
   public:
     using SharedAddress::SharedAddress;
+    // Appends half i of the words: stores it and moves `to` on by 2 bytes, if it is not 0.
     __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
         const u32 word = words[i / 2];
         asm volatile(

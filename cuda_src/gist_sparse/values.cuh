@@ -42,12 +42,14 @@ template <class E>
 struct Fp10 {
     static constexpr int GROUP = facts::gist_sparse::FP10_GROUP;
     static constexpr bool HAS_NAN = true, AS_LONG = false;
+    // Twelve values to 16 bytes.
     static __device__ uint4 encode(const E* values) {
         const auto group = *reinterpret_cast<const Group<E, GROUP>*>(values);
         u32 words[4];
         format::fp10::encode<4>(group.at, words);
         return make_uint4(words[0], words[1], words[2], words[3]);
     }
+    // 16 bytes to twelve values.
     static __device__ void decode(const uint4& code, E* values) {
         const u32 words[4] = {code.x, code.y, code.z, code.w};
         Group<E, GROUP> group;
@@ -67,7 +69,8 @@ struct Msfp15 {
         const uint2 low = encode_box(values), high = encode_box(values + 8);
         return make_uint4(low.x, low.y, high.x, high.y);
     }
-    // The values of two MSFP15 boxes; boxes with NaN or infinities are decoded again, exactly.
+    // values[0..15] = those of two MSFP15 boxes; boxes with NaN or infinities are decoded again,
+    // exactly.
     static __device__ void decode(const uint4& code, E* values) {
         const uint2 low = make_uint2(code.x, code.y), high = make_uint2(code.z, code.w);
         Group<E, GROUP> group;

@@ -142,8 +142,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         map_range<Tiling>(Convert<VALUE, Cast>{value, new_sum}, first, end, n);
 }
 
-// new_sums[t][i] = old_sums[t][i] + values[t][i], or old_sums[t][i] without `update`, for each
-// tensor t; a block has one chunk.
+// new_sums[t][i] = old_sums[t][i] + values[t][i], or old_sums[t][i] without `update`, for each of
+// n_tensors tensors t, of sizes.size[t] elements; a block has one chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator_list(const __grid_constant__ Pointers<CAPACITY> old_sums,
                               const __grid_constant__ Pointers<CAPACITY> values,
@@ -176,7 +176,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) zero_gradient(void* gradie
     if (range.tail() + threadIdx.x < nbytes) bytes[range.tail() + threadIdx.x] = 0;
 }
 
-// ys[t][i] = xs[t][i] * *s for each tensor t; a block has one chunk.
+// ys[t][i] = xs[t][i] * *s for each of n_tensors tensors t, of sizes.size[t] elements; a block has
+// one chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mixed_precision_scale(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
                           const __grid_constant__ Pointers<CAPACITY> ys,
@@ -187,7 +188,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map_range<Tiling>(map, chunk.first, chunk.end, chunk.n);
 }
 
-// y[starts[t] + i] = xs[t][i] * *s for each tensor t; a block has one chunk.
+// y[starts[t] + i] = xs[t][i] * *s for each of n_tensors tensors t, of sizes.size[t] elements; a
+// block has one chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mixed_precision_scale__fused(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
                                  T* y, const __grid_constant__ TensorStarts<CAPACITY> starts,

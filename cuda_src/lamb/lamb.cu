@@ -138,6 +138,7 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
         loaded.m = vec::load_streaming(reinterpret_cast<const Vec<MOMENT, N>*>(m + i));
         loaded.v = vec::load_streaming(reinterpret_cast<const Vec<MOMENT, N>*>(v + i));
     }
+    // Computes the outputs of elements i to i + N - 1 from their inputs, and stores them.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC mean[N], square[N], direction[N], weights[N];
@@ -177,6 +178,7 @@ __device__ __forceinline__ ACC trusted_rate(const LambRule& rule, double rate, d
 struct Update : Descent<W, GRAD> {  // g is d
     ACC rate;
 
+    // Computes and stores the outputs of elements i to i + N - 1.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC weight[N], delta[N];
@@ -195,11 +197,13 @@ struct Update : Descent<W, GRAD> {  // g is d
 
 using namespace cto;
 
-// d, new_m, new_v as in struct Direction, and for each tensor t, norms[2 t] = sum of w^2,
-// norms[2 t + 1] = sum of d^2. A block has one chunk of one tensor; the block of a tensor that
-// finishes last adds up the tensor's partials, one for each chunk. arrays: lists 0 to 3 are w, g,
-// m, v; 4 to 6 are d or null, new_m, new_v. A null d goes to `directions`, where tensor t begins at
-// first_chunk[t] * CHUNK. tickets: counter of finished blocks of each tensor.
+// d, new_m, new_v as in struct Direction, and for each tensor t, norms[2 t] = sum of w^2, norms[2 t
+// + 1] = sum of d^2. A block has one chunk of one tensor; the block of a tensor that finishes last
+// adds up the tensor's partials, one for each chunk. arrays: lists 0 to 3 are w, g, m, v; 4 to 6
+// are d or null, new_m, new_v. A null d goes to `directions`, where tensor t begins at
+// first_chunk[t] * CHUNK. tickets: counter of finished blocks of each tensor. rate to update: the
+// step's numbers, in launch arguments or GPU memory; the step is skipped, and inputs copied to
+// outputs, if they allow none.
 extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__direction(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ LambRule rule,
@@ -253,7 +257,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__di
 // new_w = w + delta, new_g = delta = -rate * ratio * d, as in struct Update. UPDATE_PARTS blocks
 // share a chunk of a tensor; block 0 takes the last part: it was read and written last by
 // lamb__direction, and may still be in the L2 cache. arrays: lists 0 and 1 are w and low-precision
-// weights; 2 to 4 are d or new_g, new_w, new low-precision.
+// weights; 2 to 4 are d or new_g, new_w, new low-precision. directions, norms: from
+// lamb__direction. is_bfloat16: the type of low-precision weights, else float16.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lamb__update(const __grid_constant__ Pointers<POINTERS> arrays,
                  const __grid_constant__ Columns<5> columns,
@@ -291,7 +296,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     range_map::map_range<Tiling>(change, chunk.first, chunk.end, chunk.n);
 }
 
-// new_step = step + 1, or step if the step is skipped. One thread.
+// *new_step = step + 1, or step if the step is skipped: if `update` is 0, or rate or loss_scale
+// allow none. One thread.
 extern "C" __global__ void lamb__count(const __grid_constant__ Either<1> rate,
                                        const __grid_constant__ Either<1> step,
                                        const __grid_constant__ Either<1> loss_scale,

@@ -87,7 +87,7 @@ struct Moments {
     }
 
   private:
-    // Merges two lanes' sets; both get the result.
+    // Merges the sets of this lane and of lane ^ step; both get the result.
     __device__ __forceinline__ void merge_lane(u32 step) {
         const A other = __shfl_xor_sync(ALL_LANES, mean, step);
         const A distance = other - mean;
@@ -127,6 +127,7 @@ struct HeldRow {
     Reader<T, W, DEPTH> x;
     A origin, center = 0, mean;
 
+    // Loads the thread's part of the row. length: elements of the row.
     __device__ __forceinline__ HeldRow(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
                                        i64 length)
         : arrays(arrays), line(line), x(line, arrays.x, from_acc<T>(A(0))) {
@@ -189,9 +190,9 @@ struct HeldRow {
     }
 };
 
-// Normalizes the row of this thread, `line`, of `length` elements, which its threads read once. In
-// a full line each thread has its own mean first, and Moments merges them; else the row's mean is
-// summed before the squares.
+// Normalizes the row of this thread, `line`, of `length` elements, which its threads read once, and
+// writes the outputs in `arrays`. In a full line each thread has its own mean first, and Moments
+// merges them; else the row's mean is summed before the squares.
 template <int W, int DEPTH, class T, class V>
 __device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
                                           i64 length) {
@@ -243,7 +244,8 @@ __device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows,
         hold_any_row<W, COLUMNS>(arrays, n_rows, length, threads);
 }
 
-// Normalizes a row that is too long for registers: a block has one row, and reads it three times.
+// Normalizes row number blockIdx.x, of `length` elements, too many for registers: a block has one
+// row, and reads it three times.
 template <class T, class V>
 __device__ __forceinline__ void read_row(const Arrays<T, V>& arrays, i64 length) {
     using A = Acc<T>;

@@ -6,8 +6,9 @@
 
 namespace cto::full_rows {
 
-// The sum over a row's threads, in each of them: a part of a warp, or whole warps, of which `first`
-// is the first one's number in the block. per_warp is in shared memory.
+// Returns in each thread of a row the sum of `own` over the row's threads: a part of a warp, or
+// whole warps, of which `first` is the first one's number in the block. per_warp is in shared
+// memory.
 template <class A>
 __device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* per_warp) {
     if (threads < WARP) {
@@ -44,7 +45,8 @@ struct Part {
     i64 first;  // index of slot 0 in the array
     vec::Elements<T, W> own[DEPTH];
 
-    // The thread's place: `threads` threads share a row, a block has one row or several.
+    // The place of this thread among n_rows rows: `threads` threads share a row, a block has one
+    // row or several.
     __device__ __forceinline__ Part(i64 n_rows, u32 threads) : threads(threads) {
         const bool has_several = threads < blockDim.x;
         const u32 shift = has_several ? 31 - __clz(threads) : 0;
@@ -115,9 +117,9 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
     }
 }
 
-// y = (x - mean) * inv_std * scale + bias. The mean is summed first, then the squares of x - mean.
-// mean = origin + mean of (x - origin); the origin is the row's first element, or 0 for 2-byte
-// elements, whose sum in float32 is exact enough.
+// y = (x - mean) * inv_std * scale + bias, for n_rows rows of threads * COLUMNS elements. The mean
+// is summed first, then the squares of x - mean. mean = origin + mean of (x - origin); the origin
+// is the row's first element, or 0 for 2-byte elements, whose sum in float32 is exact enough.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, V>& arrays,
                                             i64 n_rows, u32 threads) {

@@ -153,7 +153,7 @@ template <class V, class A, bool FROM_Y, int W>
 struct Slot {
     A dy[W], x[W], scale[W], bias[W];
 
-    // Loads slot u: dY, X or Y, scale and bias.
+    // Loads slot u of the current row: dY, X or Y, scale and bias.
     template <class AWalk, class Of, class DY, class X>
     __device__ __forceinline__ Slot(const AWalk& walk, int u, const Of& parameters,
                                     const DY& all_dy, const X& all_x) {
@@ -272,7 +272,8 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
 
 // ---- longer rows --------------------------------------------------------------------------------
 
-// means[row] = {mean of h, mean of h x^}; a block has one row.
+// means[row] = {mean of h, mean of h x^} of row number blockIdx.x, of `length` elements; a block
+// has one row.
 template <class T, class V, bool FROM_Y>
 __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64 length,
                                              Acc<T>* means) {
@@ -311,6 +312,7 @@ struct Column {
     A scale, bias;
     A of_scale = 0, of_bias = 0;
 
+    // Loads the scale, and with FROM_Y the bias, of a column.
     __device__ __forceinline__ Column(const Inputs<T, V, FROM_Y>& in, const A* means, T* dx,
                                       i64 column, i64 length)
         : in(in), means(means), dx(dx), column(column), length(length) {
@@ -342,7 +344,8 @@ struct Column {
     }
 
   private:
-    // Adds an element to the sums of its column; with `means` also writes its dX.
+    // Adds the element of row `row`, with the row's statistics `own`, to the sums of its column;
+    // with `means` also writes its dX.
     __device__ __forceinline__ void add_one(i64 row, A dy, A x, const Statistics<A>& own) {
         const Element<V, A, FROM_Y> element(dy, x, scale, bias, own.mean);
         const A x_hat = element.x_hat(own.inv_std);
@@ -354,8 +357,9 @@ struct Column {
     }
 };
 
-// dX of blockDim.x columns in one part of the rows, rows_of_part of them, and the part's sums of dY
-// x^ and dY, [parts][length]; dX and the sums may be null. Grid (tiles of columns, parts).
+// dX of blockDim.x columns in one part of the `count` rows, rows_of_part of them, and the part's
+// sums of dY x^ and dY, [parts][length]; dX and the sums may be null. means: from sum_long_row, or
+// null without dX. Grid (tiles of columns, parts).
 template <class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, const Acc<T>* means,
                                              T* dx, Acc<T>* scale_sums, Acc<T>* bias_sums,
@@ -381,8 +385,8 @@ __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, con
 
 // ---- the second stage of sums over rows ---------------------------------------------------------
 
-// total[c] = sums[0][c] + ... + sums[n - 1][c], rounded; 0 where n is 0. A thread adds every
-// blockDim.y-th line of one column, from line threadIdx.y on.
+// total[c] = sums[0][c] + ... + sums[n - 1][c], c < length, rounded; 0 where n is 0. A thread adds
+// every blockDim.y-th line of one column, from line threadIdx.y on.
 template <class V, class A>
 __device__ __forceinline__ void sum_lines(const A* sums, V* total, i64 n, i64 length) {
     __shared__ Vec<A, 1> per_thread[STAGED_THREADS];

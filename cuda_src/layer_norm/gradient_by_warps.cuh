@@ -126,8 +126,8 @@ struct Table {
     __device__ __forceinline__ u8* at(int u, int k, int c) const {
         return own + ((u * N + k) * 2 + c) * APART;
     }
-    // Stores the scale of column i of slot u and, where x^ follows from Y, also 1 / scale and the
-    // bias.
+    // Stores number 0 of column i of slot u, the scale, and with FROM_Y numbers 1 and 2: 1 / scale
+    // and the bias.
     __device__ __forceinline__ void put(int u, int i, V of_scale, const V* of_bias) const {
         const A scale = to_acc(of_scale);
         reinterpret_cast<A*>(at(u, 0, i / 4))[i % 4] = scale;
@@ -231,6 +231,7 @@ struct Gradient {
     static __device__ u32 stage_nbytes(const Rows& rows) {
         return 2 * rows.depth * APART * (blockDim.x / WARP);
     }
+    // Finds the thread's places in `memory`, and fills the table behind the stages there.
     __device__ __forceinline__ Gradient(const In& in, const Rows& rows, u8* memory)
         : in(in),
           walk(rows),
@@ -283,7 +284,7 @@ struct Gradient {
         vec::widen<X>(x + stage + u * APART, of_x);
         table.template read<0>(u, scale);
     }
-    // Replaces x[i], elements of X or Y, by x^.
+    // Replaces x[i], elements of slot u of X or Y, by x^.
     __device__ __forceinline__ void make_x_hat(int u, A (&x)[W], A inv_std, A shift) const {
         if constexpr (FROM_Y) {
             A inverse[W], of_bias[W];
@@ -329,7 +330,8 @@ struct Gradient {
         vec::store_streaming(reinterpret_cast<Vec<T, W>*>(dx + u * (WARP * W)),
                              vec::from_acc<T>(values));
     }
-    // dX and sums of the row's element outside whole slots.
+    // Writes dX, and adds to the sums over rows, of the row's element outside whole slots, if the
+    // thread has one. dx: the row's first element; own, of: statistics and means of the row.
     __device__ __forceinline__ void write_edge(const Edge<T, V, FROM_Y>& edge, T* dx,
                                                const Statistics<A>& own, const Means<A>& of) {
         if (edge.column < 0) return;
@@ -341,8 +343,9 @@ struct Gradient {
     }
 };
 
-// The current row: its sums over its threads, then dX and the sums over rows. edge, own: the row's
-// Edge and Statistics. `left` rows of the thread are left, this one included.
+// Computes the current row: its sums over its threads, then dX and the sums over rows; meanwhile
+// begins to copy a later one. edge, own: the row's Edge and Statistics. `left` rows of the thread
+// are left, this one included.
 template <class AGradient, class AnEdge, class Own, class T>
 __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge, const Own& own,
                                         i32 left, SumsOfRow& sum_row, T* dx) {

@@ -46,6 +46,7 @@ struct Walk {
 
     static constexpr bool IS_SHIFTED = SHIFTED;
 
+    // The thread's first row and its slots.
     __device__ __forceinline__ explicit Walk(const Rows& rows) : rows(rows) {
         group = threadIdx.x / rows.threads;
         thread = threadIdx.x - group * rows.threads;
@@ -148,8 +149,9 @@ struct Staged {
         if (walk.slot(u) < walk.end_of(row))
             async_copy::copy<SLOT_NBYTES>(slot(walk.rows, u, stage), array + walk.start(row, u));
     }
-    // Begins to copy the 16-byte words that contain a row. Of the first and last word only the
-    // row's elements are copied, one by one, as the rest may be outside the array.
+    // Begins to copy the 16-byte words that contain row number `row` to stage `stage`. Of the first
+    // and last word only the row's elements are copied, one by one, as the rest may be outside the
+    // array.
     __device__ __forceinline__ void start_words(const Walk<W>& walk, i64 row, i32 stage) const {
         if (row >= walk.rows.count) return;
         const E* const begin = array + row * walk.rows.length;
@@ -181,7 +183,8 @@ struct Staged {
     }
 };
 
-// Begins the copies of the first rows of all arrays.
+// Begins the copies of the first rows of all arrays, a row for each stage. D: slots of a thread at
+// most.
 template <int D, int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void start_first(const Walk<W, SHIFTED>& walk,
                                             const Staged<E, W>&... arrays) {
@@ -333,8 +336,8 @@ struct InShared {
 
     Chunk* own;  // this thread's first chunk
 
-    // Allocates memory at `shared`, and moves `shared` past it. The groups of a block fill it
-    // together; a barrier must follow.
+    // Copies the scale or bias `from` to memory at `shared`, and moves `shared` past it. The groups
+    // of a block fill it together; a barrier must follow.
     template <class E>
     __device__ __forceinline__ InShared(const E* from, const Walk<W, true>& walk, u8*& shared)
         : own(reinterpret_cast<Chunk*>(shared) + walk.thread) {

@@ -127,8 +127,9 @@ struct Sgd : Descent<W, GRAD> {
 // low-precision weights and momenta. A list may be absent.
 constexpr int LISTED = 7, AFTER = 4;
 
-// A step for a list of parameters, or the same weights if it is skipped; a block has one chunk of
-// one tensor. is_bfloat16: the type of low-precision weights, else float16.
+// A step, by the numbers `by`, for a list of parameters, or the same weights if it is skipped; a
+// block has one chunk of one tensor. arrays, columns: lists of the kinds above. is_bfloat16: the
+// type of low-precision weights, else float16.
 template <bool HAS_MOMENTUM>
 __device__ __forceinline__ void descend(const Pointers<POINTERS>& arrays,
                                         const Columns<LISTED>& columns,
@@ -205,7 +206,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // A step of gradient descent without momenta for a list of parameters: struct Sgd. A block has one
-// chunk of one tensor; `arrays`, `columns`: lists of LISTED kinds, see there.
+// chunk of one tensor. arrays, columns: lists of the LISTED kinds above. rule: attributes; rate to
+// update: the step's numbers, in launch arguments or GPU memory. is_bfloat16: the type of
+// low-precision weights, else float16.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ SGDRule rule,
@@ -229,7 +232,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd_momentum
     descend<true>(arrays, columns, sizes, by, is_bfloat16);
 }
 
-// new_step = step + 1, or step if the step is skipped. One thread.
+// *new_step = step + 1, or step if the step is skipped: if `update` is 0, or rate or loss_scale
+// allow none. One thread.
 extern "C" __global__ void optimizer__count(const __grid_constant__ Either<1> rate,
                                             const __grid_constant__ Either<1> step,
                                             const __grid_constant__ Either<1> loss_scale,
@@ -239,7 +243,8 @@ extern "C" __global__ void optimizer__count(const __grid_constant__ Either<1> ra
 }
 
 // norm = sqrt(sum of squares of all elements of the list), is_finite = norm is finite; either may
-// be null. Blocks take chunks in turn; the last block of the last launch adds up `partials`.
+// be null. Blocks take chunks in turn; the last block of the last launch adds up `partials`, N sums
+// of each block of each launch; ticket, place: see l2_norm::sums_all.
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer__norm(const __grid_constant__ Pointers<ONE_LIST> arrays,
                     const __grid_constant__ TensorSizes<ONE_LIST> sizes, NORM* partials,
