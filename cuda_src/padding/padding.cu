@@ -38,8 +38,8 @@ __device__ __forceinline__ bool is_run(const Dimension& dimension) {
     return dimension.distance.value == 1 && !dimension.backwards;
 }
 
-// The j < count with position = start + j * distance, or backwards start - j * distance; -1 if
-// there is none.
+// The j < dimension.count with position = start + j * distance, or backwards start - j * distance;
+// -1 if there is none: the position of dX is not sliced.
 __device__ __forceinline__ i64 position_in_dy(i64 position, const Dimension& dimension) {
     const i64 offset =
         dimension.backwards ? dimension.start - position : position - dimension.start;
@@ -115,7 +115,7 @@ struct Unsliced {
     }
 };
 
-// SliceGrad for n_rows rows of whole vectors: a thread writes one vector of Tile::vecs rows,
+// SliceGrad for n_rows rows of dX, of whole vectors: a thread writes one vector of Tile::vecs rows,
 // blockDim.y apart, always at the same columns. These are dY's columns j, j + 1, ...; of these,
 // words outside of [begin, end) of the vector do not exist and give 0. `column_blocks` blocks share
 // a row.
@@ -195,8 +195,9 @@ struct Padded {
 
 using namespace cto;
 
-// dx[position] = dy[j] if the slice has it as number j in every dimension, else 0.
-// A block writes a tile.
+// dx[position] = dy[j] if the slice has it as number j in every dimension, else 0. n_dy, n_dx:
+// words of dY and dX. inner: the last dimension; outer: the n_outer others, from the first sliced
+// one on. A block writes a tile of dX.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     slice_grad(const void* dy, void* dx, i64 n_dy, i64 n_dx, i32 n_outer,
                const __grid_constant__ Dimensions outer, const __grid_constant__ Dimension inner) {
@@ -204,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     copy_runs::write_tile<Tile>(static_cast<T*>(dx), n_dx, blockIdx.x, source);
 }
 
-// slice_grad for rows of whole vectors, see write_rows. With RESIDENT blocks, words of one byte
-// would have too few registers.
+// slice_grad for n_rows rows of whole vectors: a thread has the same columns of several rows, see
+// write_rows. With RESIDENT blocks, words of one byte would have too few registers.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT - 1)
     slice_grad__rows(const void* dy, void* dx, i64 n_dy, i64 n_rows, i32 n_outer,
                      const __grid_constant__ Dimensions outer,
@@ -214,8 +215,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT - 1)
     write_rows(static_cast<T*>(dx), n_rows, source, column_blocks);
 }
 
-// output[row] = input[indices[row]], zeros where the index is out of range; a block writes a tile
-// of output.
+// output[row] = input[indices[row]], row < n_output_rows, zeros where the index is not from 0 to
+// n_input_rows - 1. width: words of a row. A block writes a tile of output.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     flatten_and_unpad(const void* input, const INDEX* indices, void* output, i64 n_input_rows,
                       i64 n_output_rows, const __grid_constant__ Divisor width) {
@@ -224,8 +225,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                                 source);
 }
 
-// last_rows[target] = the last row of the input whose index is `target`; entries of other targets
-// stay as they are. pad_and_unflatten reads the table.
+// last_rows[indices[row]] = row, the last of n_input_rows rows with this index; entries of other
+// targets, of n_output_rows, stay as they are. pad_and_unflatten reads the table. A row a thread;
+// threads with one target exchange entries until the last row is there.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     pad_and_unflatten__last_rows(const INDEX* indices, i64* last_rows, i64 n_input_rows,
                                  i64 n_output_rows) {
@@ -242,8 +244,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
 }
 
-// output[row] = input[last_rows[row]], zeros where that is no row of the input
-// whose index is `row`.
+// output[row] = input[last_rows[row]], row < n_output_rows, zeros where that is no row of the
+// input, of n_input_rows, whose index is `row`. width: words of a row. A block writes a tile of
+// output.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     pad_and_unflatten(const void* input, const INDEX* indices, const i64* last_rows, void* output,
                       i64 n_input_rows, i64 n_output_rows, const __grid_constant__ Divisor width) {

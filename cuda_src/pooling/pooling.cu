@@ -25,7 +25,7 @@ struct Largest {
     T value;
     i64 number;  // of the element in X; -1 if there is none yet
 
-    // Keeps the candidate if it is larger, or NaN, or the first one.
+    // Keeps the candidate, element its_number of X, if it is larger, or NaN, or the first one.
     __device__ void see(T candidate, i64 its_number) {
         const ACC x = to_acc(candidate), y = to_acc(value);
         if (number >= 0 && !largest::is_larger(x, y)) return;
@@ -73,8 +73,9 @@ struct Gathered {
         for (int k = 0; k < RUN; ++k)
             if (reaches(geometry, first, o, k)) sums[k] += value;
     }
-    // For average pools: adds slopes[k] / elements of window o + k, to the neighbours in it, for n
-    // windows along the last axis; slopes[k]: dY of window o + k.
+    // For average pools: adds slopes[k] / (elements of window o + k that count) to the neighbours
+    // in it, for n windows along the last axis; slopes[k]: dY of window o + k. include_pad:
+    // elements in the padding count.
     __device__ __forceinline__ void add_means(const Geometry& geometry, const i32 (&first)[AXES],
                                               const i32 (&o)[AXES], i32 n, const T (&slopes)[RUN],
                                               bool include_pad) {
@@ -270,8 +271,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     }
 }
 
-// y = the mean of each window; include_pad: its elements in the padding count, as zeros. Threads as
-// in max_pool.
+// y = the mean of each window; include_pad: its elements in the padding count, as zeros. A thread
+// has OF_ROWS windows, neighbours along the axis before the last; n threads in all.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool(const T* x, T* y, bool include_pad, i64 n,
                  const __grid_constant__ Geometry geometry) {
@@ -294,7 +295,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
 }
 
 // dx[i] = sum of dy / count over the windows that contain i, count being the elements of a window
-// that count in average_pool. Threads as in max_pool_grad.
+// that count in average_pool. A thread has RUN neighbours along the last axis; n threads in all.
+// by_vectors: all RUN exist and are stored as one vector.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool_grad(const T* dy, T* dx, bool include_pad, bool by_vectors, i64 n,
                       const __grid_constant__ Geometry geometry) {
@@ -319,8 +321,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
 
 // ---- 2-D windows known at compile time (tiles.cuh): one of n tiles a thread. Empty unless TILED -
 
-// y = the maximum of each window, indices = its number in X; either may be null. A thread has a
-// tile of TILE_ROWS x TILE_COLUMNS windows.
+// y = the maximum of each window, indices = its number in X; either may be null. Each of n threads
+// has a tile of TILE_ROWS x TILE_COLUMNS windows. planes: extents of X and Y, and how many tiles
+// cover Y.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     max_pool__tiles(const T* __restrict__ x, T* __restrict__ y, i64* __restrict__ indices, u32 n,
                     const __grid_constant__ Planes planes) {
@@ -331,7 +334,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
-// dx[i] = sum of dy over the windows whose index is i. A thread has the part of dx of a tile.
+// dx[i] = sum of dy over the windows whose index is i. Each of n threads has the part of dx of a
+// tile. planes: as in max_pool__tiles.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     max_pool_grad__tiles(const T* __restrict__ dy, const i64* __restrict__ indices,
                          T* __restrict__ dx, u32 n, const __grid_constant__ Planes planes) {
@@ -343,8 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
-// y = the mean of each window; include_pad: its elements in the padding count, as zeros. A thread
-// has a tile of TILE_ROWS x TILE_COLUMNS windows.
+// y = the mean of each window; include_pad: its elements in the padding count, as zeros. Each of n
+// threads has a tile of TILE_ROWS x TILE_COLUMNS windows. planes: as in max_pool__tiles.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     average_pool__tiles(const T* __restrict__ x, T* __restrict__ y, bool include_pad, u32 n,
                         const __grid_constant__ Planes planes) {
@@ -355,7 +359,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
-// dx[i] = sum of dy / count over the windows that contain i. A thread has the part of dx of a tile.
+// dx[i] = sum of dy / count over the windows that contain i, count being the elements of a window
+// that count in average_pool__tiles. Each of n threads has the part of dx of a tile. planes: as in
+// max_pool__tiles.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     average_pool_grad__tiles(const T* __restrict__ dy, T* __restrict__ dx, bool include_pad, u32 n,
                              const __grid_constant__ Planes planes) {

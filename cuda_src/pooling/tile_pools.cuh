@@ -49,6 +49,8 @@ template <class A, class Axis, int N>
 struct Counts {
     A count[N], inverse[N];
 
+    // first: number of window 0 along the axis; image, padded: ends of the image and of the padded
+    // one.
     __device__ __forceinline__ Counts(i32 first, i32 image, i32 padded, bool include_pad) {
         const i32 end = include_pad ? padded : image, begin = include_pad ? -Axis::pad : 0;
 #pragma unroll
@@ -72,7 +74,8 @@ struct Means {
         : rows(row, planes.image[0], planes.padded[0], include_pad),
           across(column, planes.image[1], planes.padded[1], include_pad) {}
 
-    // FULL: all windows have KERNEL_ROWS * KERNEL_COLUMNS elements that count.
+    // The mean of window (r, c), whose elements add up to `sum`. FULL: all windows have KERNEL_ROWS
+    // * KERNEL_COLUMNS elements that count; a power of two is divided by exactly.
     __device__ __forceinline__ A of(A sum, int r, int c) const {
         constexpr int ALL = KERNEL_ROWS * KERNEL_COLUMNS;
         constexpr A INVERSE = A(1) / A(ALL);
@@ -250,6 +253,7 @@ struct Destination {
     i32 rest;         // columns of the plane from the tile's first on
     Pitch y_pitch, indices_pitch;
 
+    // Where the maxima of `tile` go; x, y, indices: the whole arrays.
     __device__ __forceinline__ Destination(const T* x, T* y, i64* indices, const Tile& tile,
                                            const Planes& planes)
         : x(x + tile.start(planes.image)),

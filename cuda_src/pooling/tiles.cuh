@@ -160,6 +160,7 @@ struct Lines {
     const E *own, *alone[C::alone + 1];  // in row 0
     bool has[C::alone + 1];
 
+    // Finds the addresses of the columns in row 0 of `plane`, and which of them exist.
     __device__ __forceinline__ Lines(const E* plane, const C& columns)
         : pitch(Pitch::of<E>(columns.width)), own(plane + columns.first) {
 #pragma unroll

@@ -68,9 +68,9 @@ __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
     if (writes) columns.store(y + slab * slabs.n_columns + column);
 }
 
-// y[row] = sum of x[row]; a row is `lanes` vectors, a power of two. A warp loads neighbouring
-// vectors, a lane one vector of each of UNROLL rows. Shuffles then give all lanes the sums of their
-// rows, and different lanes write different rows.
+// y[row] = sum of x[row], row < n_rows; a row is `lanes` vectors, a power of two. A warp loads
+// neighbouring vectors, a lane one vector of each of UNROLL rows. Shuffles then give all lanes the
+// sums of their rows, and different lanes write different rows.
 __device__ __forceinline__ void sum_short_rows(const T* x, Y* y, i64 n_rows, u32 lanes) {
     constexpr int N = vec::WIDTH<T>;
     const u32 shift = 31 - __clz(lanes), lane = threadIdx.x & (lanes - 1);
@@ -201,7 +201,7 @@ struct Poll {
 };
 
 // y[0] = false if `passed` is true in any thread of any launch of this call, else true; written by
-// the last block of the last launch. `last` is in shared memory.
+// the last block of the launch with last_launch. `last` is in shared memory.
 __device__ __forceinline__ void report(bool passed, const Poll& poll, bool last_launch, bool* y,
                                        bool& last) {
     const bool any = __syncthreads_or(passed);
@@ -210,7 +210,8 @@ __device__ __forceinline__ void report(bool passed, const Poll& poll, bool last_
         y[0] = atomicExch(&poll.any->value, 0u) == 0;
 }
 
-// y[0] = no element of the arrays passes Test, over all launches of a call.
+// y[0] = no element of the arrays, of sizes.size[t] elements each, passes Test, over all launches
+// of a call, of which one has last_launch.
 template <class Test>
 __device__ __forceinline__ void none_of(const Pointers<CAPACITY>& arrays,
                                         const TensorSizes<CAPACITY>& sizes, const Poll& poll,
@@ -225,7 +226,8 @@ __device__ __forceinline__ void none_of(const Pointers<CAPACITY>& arrays,
 
 using namespace cto;
 
-// y[row] = sum of x[row], of many rows: `lanes` neighbouring threads, a power of two, add up one.
+// y[row] = sum of x[row], of n_rows rows of `length` elements: `lanes` neighbouring threads, a
+// power of two, add up one.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__rows(const T* x, Y* y, i64 n_rows, i64 length, u32 lanes) {
     const u32 lane = threadIdx.x & (lanes - 1);
@@ -245,9 +247,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_short_rows(x, y, n_rows, lanes);
 }
 
-// y[row] = sum of x[row] for long rows: n_spans blocks share a row, `span` vectors each. The last
-// of them, by the row's ticket, adds up their partial sums, partials[row * n_spans + number of
-// span].
+// y[row] = sum of x[row], of `length` elements, for long rows: n_spans blocks share a row, `span`
+// vectors each. The last of them, by the row's ticket, adds up their partial sums, partials[row *
+// n_spans + number of span].
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__long_rows(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                    i64 length, i64 span, u32 n_spans) {
@@ -268,8 +270,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) y[row] = from_acc<Y>(sum);
 }
 
-// y[slab][column] = sum over rows of x[slab][row][column], read in vectors. Where several spans of
-// rows share a column, `partials` takes their sums, and the block that finishes last adds these up.
+// y[slab][column] = sum over rows of x[slab][row][column], read in vectors; slabs: extents of x,
+// and how its rows are cut into spans. Where several spans share a column, `partials` takes their
+// sums, and the block that finishes last, by the ticket of slab and tile of columns, adds these up.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                  const __grid_constant__ Slabs slabs) {

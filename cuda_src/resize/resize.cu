@@ -51,7 +51,8 @@ struct Tap {
     ACC share;
 };
 
-// The Tap of output o.
+// The Tap of output o: its position among the pixels is ratio * o, or counted from middles ratio *
+// (o + 1/2) - 1/2.
 __device__ inline Tap tap_of(const Axis<ACC>& axis, i32 o) {
     const ACC middle = axis.align_corners ? ACC(0) : ACC(0.5);
     const ACC position = max(times(axis.ratio, static_cast<ACC>(o) + middle) - middle, ACC(0));
@@ -65,8 +66,9 @@ __device__ inline ACC weight_of(const Axis<ACC>& axis, i32 o, i32 pixel) {
     return of.low == pixel ? ACC(1) - of.share : of.share;
 }
 
-// The first output with low >= pixel. So the outputs that use pixel i are
-// [first_from(i - 1), first_from(i + 1)).
+// The first output with low >= pixel. So the outputs that use pixel i are [first_from(i - 1),
+// first_from(i + 1)). Guesses it from the inverse ratio, then corrects what rounding may have
+// changed.
 __device__ __noinline__ inline i32 first_from(const Axis<ACC>& axis, i32 pixel) {
     if (pixel <= 0 || pixel >= axis.n_in) return pixel <= 0 ? 0 : axis.n_out;
     const ACC middle = axis.align_corners ? ACC(0) : ACC(0.5);
@@ -205,7 +207,7 @@ struct Tile {
         return all.length() > COLUMNS || __any_sync(ALL_LANES, most > HELD);
     }
 
-    // Begins a pass over the columns `some` of dY.
+    // Begins a pass over the columns `some` of dY; are_last: it is the last one.
     __device__ void sum_columns(Span some, bool are_last) {
         summed = some;
         last = are_last;
@@ -232,7 +234,7 @@ struct Tile {
         return loaded;
     }
 
-    // Writes the thread's pixels of row `row` of dX.
+    // Writes values[v], rounded, to column v of the lane's columns in row `row` of dX.
     __device__ void store(i32 row, const ACC* values) {
         T* to = dx + static_cast<u64>(static_cast<u32>(row)) * static_cast<u32>(columns.n_in);
 #pragma unroll
@@ -336,9 +338,9 @@ struct Tile {
 
 using namespace cto;
 
-// dx = gradient of an interpolation along rows and columns, with respect to its input. A plane of
-// dx is divided into bands of `band` rows, these into tiles of `strip` <= 64 columns; a warp
-// computes one tile.
+// dx = gradient of an interpolation along rows and columns, with respect to its input, for n_planes
+// planes. A plane of dx is divided into bands of `band` rows, as many as `bands` says, these into
+// tiles of `strip` <= 64 columns, as many as `strips` says; a warp computes one tile.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     resize_grad(const T* dy, T* dx, i64 n_planes, const __grid_constant__ Axis<ACC> rows,
                 const __grid_constant__ Axis<ACC> columns, const __grid_constant__ Divisor bands,

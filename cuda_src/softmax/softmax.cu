@@ -73,8 +73,8 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     write<true>(line, batch, map, LineWriter<T, W, DEPTH>(line, dx), in_dy, in_y);
 }
 
-// y = softmax of each row of x, or with LOG its logarithm. `threads` threads share a row; each has
-// TOTAL_NBYTES of it in registers at a time.
+// y = softmax of each of n_rows rows of x, of `length` elements, or with LOG its logarithm.
+// `threads` threads share a row; each has TOTAL_NBYTES of it in registers at a time.
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 length,
                                              u32 threads) {
@@ -92,7 +92,7 @@ constexpr bool KNOWS_FULL = __CUDA_ARCH__ / 100 != 10, AS_OTHERS = sizeof(T) == 
 constexpr bool KNOWS_FULL = true, AS_OTHERS = false;
 #endif
 
-// y = softmax, or with LOG its logarithm, of rows of exactly threads * NBYTES bytes of x.
+// y = softmax, or with LOG its logarithm, of n_rows rows of exactly threads * NBYTES bytes of x.
 template <bool LOG>
 __device__ __forceinline__ void softmax_full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
     if constexpr (AS_OTHERS) {
@@ -116,8 +116,9 @@ __device__ __forceinline__ void softmax_columns(const T* x, T* y, i64 n_outer, i
     softmax_line<LOG>(line, ColumnThreads<A>{per_thread}, x, y);
 }
 
-// dx = y * (dy - sum of dy * y) of each row, or with LOG dx = dy - exp(y) * sum of dy. `threads`
-// threads share a row; each has TOTAL_NBYTES of the two inputs in registers at a time.
+// dx = y * (dy - sum of dy * y) of each of n_rows rows, of `length` elements, or with LOG dx = dy -
+// exp(y) * sum of dy. `threads` threads share a row; each has TOTAL_NBYTES of the two inputs in
+// registers at a time.
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows,
                                               i64 length, u32 threads) {

@@ -170,8 +170,9 @@ struct SplitTiles {
 
 using namespace cto;
 
-// result[row] = inputs[0][row], inputs[1][row], ... concatenated: part i starts at column
-// starts[i]. The result has n_rows rows of `width`; a block writes one tile of it.
+// concat_result[row] = inputs[0][row], inputs[1][row], ... of n_parts inputs, one behind the other:
+// part i starts at column starts[i]. The result has n_rows rows of `width` words; a block writes
+// one tile of it.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                     u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
@@ -202,8 +203,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat<false>(concat_result, n_rows, width, n_parts, PartsInMemory{table});
 }
 
-// outputs[i][row] = input[row][split.column[i] .. split.column[i + 1]). A block writes one tile of
-// one part; part i has the blocks from split.tile[i] on.
+// outputs[i][row] = input[row][split.column[i] .. split.column[i + 1]), row < n_rows, i < n_parts;
+// a row of the input has `width` words. A block writes one tile of one part; part i has the blocks
+// from split.tile[i] on.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     split_training(const void* input, i64 n_rows, i64 width, u32 n_parts,
                    const __grid_constant__ Pointers<CAPACITY> outputs,
@@ -229,8 +231,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         [](const AllParts::Word& word) { return __ldcs(word.in_part); },
         [=](const AllParts::Word& word, const T& x) { __stcs(whole + word.in_whole, x); });
 }
-// table[i].array[row] = input[row][table[i].start .. table[i + 1].start). Threads copy single
-// words, neighbouring threads neighbouring words of the parts.
+// table[i].array[row] = input[row][table[i].start .. table[i + 1].start), row < n_rows, i <
+// n_parts; a row of the input has `width` words. Threads copy single words, neighbouring threads
+// neighbouring words of the parts. even: see AllParts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     split_training__words(const void* input, i64 n_rows, i64 width,
                           const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
