@@ -156,9 +156,9 @@ __device__ __forceinline__ void copy_words(typename S::Word* out, i64 n, i64 row
     }
 }
 
-// Copies the tile of S::size words of 16 bytes from position `first` on, if it lies in one run and
-// in the n words of `out`; else returns false. Plain loads and stores: streaming ones take 3 %
-// longer in large copies.
+// Copies the tile of S::size words of 16 bytes from position `first` on, if `source` has it in one
+// run and the n words of `out` contain it; else returns false. Plain loads and stores: streaming
+// ones take 3 % longer in large copies.
 template <class S, class Source>
 __device__ __forceinline__ bool copy_run(typename S::Word* out, i64 n, i64 first,
                                          const Source& source) {

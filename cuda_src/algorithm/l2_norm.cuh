@@ -33,8 +33,8 @@ struct SumsOfSquares {
     A at[N]{};
     static_assert(sizeof(at) <= facts::SUMS_NBYTES);
 
-    // Adds the squares of M elements. If their sum may have overflowed or lost digits, also the
-    // squares of the elements scaled DOWN and UP.
+    // Adds the squares of the M elements of x. If their sum may have overflowed or lost digits,
+    // also the squares of the elements scaled DOWN and UP.
     template <int M>
     __device__ __forceinline__ void operator()(const Vec<E, M>& x) {
         const A sum = sum_of(x);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Arrays of optimizer steps. Some may be null, outputs may be the input arrays, and a skipped step
-// copies inputs to outputs.
+// copies inputs to outputs. An Either is a number that is a launch argument or in GPU memory.
 #pragma once
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/range_map.cuh"
@@ -132,8 +132,8 @@ struct RandomRounding {
     }
 };
 
-// put, but new weights in bfloat16 are rounded at random where `rounding` is on; other types never
-// are.
+// As put above, but new weights in bfloat16 are rounded at random where `rounding` is on; other
+// types never are.
 template <class W, class G, class A, int N>
 __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
                                     const A (&weight)[N], const A (&delta)[N],

@@ -151,7 +151,8 @@ __device__ __forceinline__ void differentiate_all(const Operands<T, B_IS_REPEATE
     }
 }
 
-// differentiate_all for many terms: each round of the loop loads two, without a branch.
+// differentiate_all, with the same arguments, for many terms: each round of the loop loads two,
+// without a branch.
 template <class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate_many(const Operands<T, B_IS_REPEATED>& arrays,
                                                    i64 first, i64 end, i64 step,
@@ -235,10 +236,10 @@ struct Task {
     }
 };
 
-// Writes d_whole, and for each element of `repeated` the sum of its gradient over a span
-// (Task::emit). dY and the whole operand are [outer, middle, inner], `repeated` is [middle]. A
-// task's span is outer_each rows by inner_each columns of [outer, inner]; its lanes take vectors of
-// N in turn.
+// Writes d_whole, and for each element of `repeated` the sum of its gradient over a span, to
+// partials[span][element], or with one span to d_repeated. dY and the whole operand are [outer,
+// middle, inner], `repeated` is [middle]. A task's span is outer_each rows by inner_each columns of
+// [outer, inner]; its `lanes` threads take vectors of N in turn. sizes: these numbers.
 template <int N, int THREADS, class T, bool B_IS_REPEATED>
 __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEATED>& arrays,
                                                     Acc<T>* partials, T* d_repeated,

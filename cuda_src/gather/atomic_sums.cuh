@@ -58,9 +58,10 @@ __device__ __forceinline__ void add_elements(const Element& element, const T* __
     additions.apply(sums);
 }
 
-// add_elements in strips of STRIP_COLUMNS columns over all rows: the cache lines of `sums` that one
-// strip touches stay in the L2 cache; row after row, each addition would go to memory. A block has
-// blockDim.y * ATOMIC_ITEMS rows of one strip: thread x a column, y every blockDim.y-th row.
+// sums[element(k)] += dy[k] as add_elements, in strips of STRIP_COLUMNS columns over all rows: the
+// cache lines of `sums` that one strip touches stay in the L2 cache; row after row, each addition
+// would go to memory. Each strip has blocks_a_strip blocks; a block has blockDim.y * ATOMIC_ITEMS
+// rows of it: thread x a column, y every blockDim.y-th row.
 template <class Element, class T>
 __device__ __forceinline__ void add_elements_by_strips(const Element& element,
                                                        const T* __restrict__ dy, Acc<T>* sums,

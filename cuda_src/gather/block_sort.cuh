@@ -85,8 +85,9 @@ struct Entries {
                 if (i + WARP * d < last()) from[i + WARP * d] = loaded[d];
         }
     }
-    // Sets `ranks`, and seen[d] to the number of the warp's entries with digit d: 32 entries at a
-    // time, in which the first lane of those with one digit (before == 0) adds their number.
+    // Sets `ranks`, and seen[d] to the number of the warp's entries with digit d of `pass`: 32
+    // entries at a time, in which the first lane of those with one digit (before == 0) adds their
+    // number.
     __device__ __forceinline__ void count(u16* seen, const Pass& pass) const {
         const u32 lane = threadIdx.x % WARP, end = first() + WARP * rows;
         for (u32 digit = lane; digit < radix(pass); digit += WARP) seen[digit] = 0;

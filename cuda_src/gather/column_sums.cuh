@@ -133,7 +133,8 @@ __device__ __forceinline__ void store_rows(const Sums<Acc<T>>* sums, T* __restri
 // dx[row][column], [n_rows][width], = sum of the entries of the column with this row; 0 if there
 // are none. A block has one bucket of SUM_COLUMNS columns, a warp each. Lane b adds up how many
 // entries bucket b of the column has, from counts[column][span][b]: the sum over smaller buckets is
-// where the block's bucket begins. sums: shared memory, for each warp.
+// where the block's bucket begins. sums: shared memory, for each warp. sort: rows of dY cut into
+// spans, and room of a column.
 template <class T>
 __device__ __forceinline__ void sum_buckets(const EntryOf<T>* __restrict__ entries,
                                             const u32* __restrict__ counts, T* __restrict__ dx,

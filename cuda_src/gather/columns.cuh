@@ -10,6 +10,10 @@
 // The entries that a tile of dY gives to a bucket are filled up with entries of +0 to a multiple of
 // RUN, so that whole vectors are written; writing parts of 32-byte sectors would cost twice as
 // much. An index out of range becomes an entry of +0, too.
+//
+// indices and dy are [sort.rows][sort.columns], a span is sort.span rows; a column of dY has room
+// for sort.capacity entries. lines: `extent` and `stride` in dX of the axis, and those of other
+// dimensions.
 #pragma once
 #include "algorithm/scan.cuh"
 #include "core/vec.cuh"
@@ -212,8 +216,9 @@ __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
     }
 }
 
-// Returns where the first entry that span own_span gives to bucket lane() goes in the column's
-// entries: after those of smaller buckets, and those of earlier spans in this bucket.
+// Returns where the first entry that span own_span of a column gives to bucket lane() goes in the
+// column's entries: after those of smaller buckets, and those of earlier spans in this bucket.
+// counts[column][span][bucket]: from count_buckets.
 __device__ __forceinline__ u32 first_destination(const u32* __restrict__ counts, i64 column,
                                                  u32 own_span, const ColumnSort& sort) {
     u32 total = 0, earlier = 0;

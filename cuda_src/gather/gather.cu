@@ -355,8 +355,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     segmented_sum::starts_and_nodes<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
                                            in_registers(level), parents, tickets, start_blocks);
 }
-// gather__sum_nodes element by element, for rows that are not whole 16-byte vectors on 16-byte
-// boundaries.
+// gather__sum_nodes, with its arguments, element by element, for rows that are not whole 16-byte
+// vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scalar(
     const T* dy, const Entry* entries, ACC* sums, Key* starts, const __grid_constant__ Items items,
     const __grid_constant__ Sizes sizes, const __grid_constant__ Level level,
@@ -376,8 +376,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
                                    levels, n_long);
 }
-// gather__sum_rows element by element, for rows that are not whole 16-byte vectors on 16-byte
-// boundaries.
+// gather__sum_rows, with its arguments, element by element, for rows that are not whole 16-byte
+// vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, const __grid_constant__ Items items,

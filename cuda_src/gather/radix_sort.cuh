@@ -6,6 +6,9 @@
 // every span; the second sums those counts to know where each digit of its own span goes, and moves
 // the entries tile by tile, each sorted in shared memory so that entries with the same digit are
 // written together. No block waits for another, and the result depends on the keys alone.
+//
+// A Pass is a digit: bits [shift, shift + bits) of the keys of n entries, of which each of `blocks`
+// blocks has `span`. per_warp: shared memory, scratch of sum_before.
 #pragma once
 #include "algorithm/scan.cuh"
 #include "gather/facts.cuh"
@@ -135,8 +138,9 @@ struct TileItems {
             valid += exists;
         }
     }
-    // Sets `rank`, and seen[d] to the number of the warp's entries with digit d: 32 entries at a
-    // time, in which the first lane of those with one digit (before == 0) adds their number.
+    // Sets `rank`, and seen[d] to the number of the warp's entries with digit d of `pass`: 32
+    // entries at a time, in which the first lane of those with one digit (before == 0) adds their
+    // number.
     __device__ void count(u16* seen, Pass pass) {
         const u32 lane = threadIdx.x % WARP;
         for (u32 digit = lane; digit < radix(pass); digit += WARP) seen[digit] = 0;
@@ -267,10 +271,10 @@ __device__ __forceinline__ void find_start(const Entry<Key>* __restrict__ sorted
     if (key <= n_keys) starts[key] = static_cast<Key>(count_below(sorted, 0, n, key));
 }
 
-// find_start for a block's STARTS_ROWS keys. Only the first and the last are searched among all n
-// entries (bounds, in shared memory). Then the entries between are scanned: if the keys of entries
-// i - 1 and i differ, starts[key] = i for all keys after that of i - 1 up to that of i. If there
-// are too many entries to scan, every key is searched.
+// find_start for a block's STARTS_ROWS keys, of those from 0 to n_keys. Only the first and the last
+// are searched among all n `sorted` entries (bounds, in shared memory). Then the entries between
+// are scanned: if the keys of entries i - 1 and i differ, starts[key] = i for all keys after that
+// of i - 1 up to that of i. If there are too many entries to scan, every key is searched.
 template <class Key>
 __device__ __forceinline__ void find_starts(const Entry<Key>* __restrict__ sorted,
                                             Key* __restrict__ starts, i64 n, i64 n_keys,

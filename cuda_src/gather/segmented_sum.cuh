@@ -13,7 +13,11 @@
 // keys, those after ([12 13]) in places of their own. Which items are added in which order depends
 // on the sorted keys alone: the same bits in each run.
 //
-// T is the type of the slices, Key that of row numbers and slice numbers.
+// T is the type of the slices, Key that of row numbers and slice numbers. dy: the slices, [batch]
+// [n_slices][width]; entries: {key = row of the result, position = slice}, sorted by key, the same
+// for all batches; sizes: n_slices, n_rows, width; items: how a grid's blocks are divided among
+// batches, nodes or rows, and columns (BatchItem); level: entries of a node, and where the sums of
+// this level and of the one below begin.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "core/vec.cuh"
@@ -308,8 +312,9 @@ struct Rows {
 };
 
 // Returns the row of LONG_ROW entries or more whose first entry at a multiple of LONG_ROW is number
-// `at`; n_rows if there is none. Such a row has entry at - LONG_ROW / 2 or at + LONG_ROW / 2 - 1,
-// too: if neither has the key, which is usual, its bounds are not loaded.
+// `at` of n_slices; n_rows if there is none. Such a row has entry at - LONG_ROW / 2 or at +
+// LONG_ROW / 2 - 1, too: if neither has the key, which is usual, its bounds, starts[row] and
+// starts[row + 1], are not loaded.
 template <class Key>
 __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, const Key* starts,
                                            Key n_slices, i64 n_rows) {

@@ -40,8 +40,8 @@ __device__ __forceinline__ u32 round_halves(u32 magnitudes) {
     return magnitudes + 0x007F007Fu + (magnitudes >> 8 & 0x00010001u);
 }
 
-// Byte j = half j of the two words in E5M2, j < 4, with its sign from bit 7 of byte j of `signs`.
-// Bit j of nan's bytes is 1 for a NaN: its magnitude + 0x3FF has the sign bit set.
+// Byte j = half j of the words {low, high} in E5M2, j < 4, with its sign from bit 7 of byte j of
+// `signs`. Byte j of `nan` is 1 for a NaN: its magnitude + 0x3FF has the sign bit set.
 __device__ __forceinline__ u32 halves_to_e5m2(u32 low, u32 high, u32 signs) {
     low &= 0x7FFF7FFFu;
     high &= 0x7FFF7FFFu;

@@ -55,9 +55,9 @@ __device__ __forceinline__ void load_span(const T* x, i64 span, Tile<T> (&loaded
     for (int u = 0; u < UNROLL; ++u) loaded[u] = from[u * THREADS];
 }
 
-// Encodes every gridDim.x-th span (SPAN tiles) of x to y, UNROLL tiles a thread; returns the
-// thread's largest shared exponent. The next span is loaded before this one is encoded; the last
-// spans, or all if x is not aligned, are loaded tile by tile.
+// Encodes every gridDim.x-th span (SPAN tiles) of array.x to y, UNROLL tiles a thread; returns the
+// thread's largest shared exponent. keep_nonfinite: as in encode_tile. The next span is loaded
+// before this one is encoded; the last spans, or all if x is not aligned, are loaded tile by tile.
 __device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool keep_nonfinite) {
     const i64 step = gridDim.x * SPAN;
     const i64 whole = array.aligned ? array.n / TILE - SPAN : -1;  // the last start of a whole span

@@ -106,8 +106,9 @@ __device__ __forceinline__ GroupSums measure_group(const Array<T>& array, const 
     return sums;
 }
 
-// Adds groups to the thread's `totals`: warp number `warp` of n_warps measures WARP / lanes
-// neighbouring groups at a time. Without `grouped` only the error and tile_deviation are summed.
+// Adds groups of `array` to the thread's `totals`, by `sample`: warp number `warp` of n_warps
+// measures WARP / lanes neighbouring groups at a time. Without `grouped` only the error and
+// tile_deviation are summed.
 template <class T>
 __device__ __forceinline__ void measure_groups(const Array<T>& array, const Sample& sample,
                                                bool grouped, i64 warp, i64 n_warps,

@@ -304,6 +304,8 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
 }
 
 // Stores the sparse code of all tiles, where tile 0 is full: `begins` has the place of each.
+// counts, packed: shared memory. A block has every gridDim.x-th tile; barriers separate its packing
+// from its storing.
 __device__ __forceinline__ void encode_again(const Encoding& call, Counts& counts, Packed& packed) {
     for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
         uint4 loaded[DECODED_ROWS];
@@ -420,8 +422,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copy_tile<T, DECODED_ROWS>(static_cast<const u8*>(x), y + HEAD_NBYTES, tile, n_x, aligned);
 }
 
-// y = the n_y elements of the code x of n_x bytes, one tile a block. x may be any bytes: tiles
-// whose values do not lie inside it are 0, or NaN for codecs with HAS_NAN.
+// y = the n_y elements of the code x of n_x bytes, one tile a block; mask, values: offsets as
+// above. x may be any bytes: tiles whose values do not lie inside it are 0, or NaN for codecs with
+// HAS_NAN.
 extern "C" __global__ void __launch_bounds__(THREADS, DECODING_BLOCKS)
     gist_sparse__decode(const u8* x, void* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         bool aligned) {

@@ -44,8 +44,8 @@ struct DirectionFactors {
     bool update;
 };
 
-// The DirectionFactors of a step; of_moments = {c1, c2} = {1 - alpha^t, 1 - beta^t}, or {1, 1}
-// without bias correction.
+// The DirectionFactors of a step with attributes `rule` and inputs `numbers`; of_moments = {c1, c2}
+// = {1 - alpha^t, 1 - beta^t}, or {1, 1} without bias correction.
 __device__ __forceinline__ DirectionFactors direction_factors(const LambRule& rule,
                                                               const Numbers& numbers,
                                                               const double (&of_moments)[2]) {
@@ -94,7 +94,8 @@ struct SumsOfSquares {
     }
 };
 
-// The sum of chunks[0 .. n) of a tensor, in a fixed order; by one block.
+// The sum of chunks[0 .. n) of a tensor, in a fixed order; by one block, returned in each thread.
+// scratch: shared memory.
 __device__ __forceinline__ SumsOfSquares
 sum_chunks(const SumsOfSquares* chunks, u32 n, reduce::BlockScratch<double, THREADS>& scratch) {
     constexpr u32 MANY = 8;  // loads in flight: few other blocks run, so latency is not hidden

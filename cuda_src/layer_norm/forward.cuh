@@ -70,8 +70,8 @@ struct Moments {
     A n, mean, squares;
 
     // Becomes, in each of a row's `threads` threads, the moments of the whole row; before, n is the
-    // same in all of them. threads: a power of two up to WARP, or those of the block. per_warp:
-    // shared memory.
+    // same in all of them. threads: a power of two up to WARP, or those of the block. is_centred:
+    // else means are 0, and only squares are added. per_warp: shared memory.
     __device__ __forceinline__ void join(u32 threads, bool is_centred, Moments* per_warp) {
         if (threads < WARP) {
 #pragma unroll 1
@@ -231,8 +231,8 @@ __device__ __forceinline__ void hold_any_row(const Arrays<T, V>& arrays, i64 n_r
     normalize(arrays, row_of<W, COLUMNS / W>(n_rows, length, threads), length);
 }
 
-// hold_any_row, with code of its own for rows of exactly threads * COLUMNS elements. COLUMNS 0:
-// plans have no such rows of these types, and nothing is compiled.
+// Normalizes rows as hold_any_row, with code of its own for rows of exactly threads * COLUMNS
+// elements. COLUMNS 0: plans have no such rows of these types, and nothing is compiled.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
                                          u32 threads) {

@@ -96,7 +96,8 @@ struct Table {
     static constexpr int N = FROM_Y ? 3 : 1;
     u8* own;  // this thread's part
 
-    // Fills the table at `memory`; the groups of a block take slots in turn. A barrier must follow.
+    // Fills the table at `memory` from scale and bias; the groups of a block take slots in turn. A
+    // barrier must follow.
     template <bool SHIFTED>
     __device__ __forceinline__ Table(const V* scale, const V* bias, const Walk<SHIFTED>& walk,
                                      u8* memory) {
@@ -284,7 +285,8 @@ struct Gradient {
         vec::widen<X>(x + stage + u * APART, of_x);
         table.template read<0>(u, scale);
     }
-    // Replaces x[i], elements of slot u of X or Y, by x^.
+    // Replaces x[i], elements of slot u of X or Y, by x^: x inv_std + shift, or with FROM_Y (y -
+    // bias) / scale.
     __device__ __forceinline__ void make_x_hat(int u, A (&x)[W], A inv_std, A shift) const {
         if constexpr (FROM_Y) {
             A inverse[W], of_bias[W];

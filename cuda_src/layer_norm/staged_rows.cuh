@@ -6,12 +6,15 @@
 // divided into slots of W neighbouring elements, which the threads of the group share. A thread has
 // the same columns in every row, so it can sum over rows in registers.
 //
-//     W > 1   slots begin at multiples of 16 bytes; a thread copies the slots that it reads itself, so
-//             no barrier is needed. In SHIFTED rows the start of a row is not aligned: the elements
-//             before the first slot and after the last, the edges, have one thread each. All rows of
-//             a thread have the same number of edges
+//     W > 1   slots begin at multiples of 16 bytes; a thread copies the slots that it reads itself,
+//             so no barrier is needed. In SHIFTED rows the start of a row is not aligned: the
+//             elements before the first slot and after the last, the edges, have one thread each.
+//             All rows of a thread have the same number of edges
 //     W = 1   rows begin anywhere; the group copies the aligned 16-byte words that contain the row,
 //             and waits at a barrier before it reads elements
+//
+// Rows says how: `count` rows of `length` elements; a row has `slots` slots, a thread up to `depth`
+// of them; shared memory has `stages` rows of each group.
 #pragma once
 #include "core/async_copy.cuh"
 #include "core/vec.cuh"
@@ -201,7 +204,7 @@ __device__ __forceinline__ void start_first(const Walk<W, SHIFTED>& walk,
     }
 }
 
-// Waits for the current row; with W = 1, then begins the copies of the next one.
+// Waits for the current row of all arrays; with W = 1, then begins the copies of the next one.
 template <int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void arrive(const Walk<W, SHIFTED>& walk,
                                        const Staged<E, W>&... arrays) {
@@ -310,7 +313,7 @@ struct ColumnSums {
     }
 
   private:
-    // to[column] = the thread's sum of each of its columns.
+    // to[column] = the thread's sum of each of its columns, those of its slots and of its edge.
     template <class AWalk>
     __device__ __forceinline__ void put(const AWalk& walk, A* to) const {
         constexpr bool SHIFTED = AWalk::IS_SHIFTED;

@@ -42,7 +42,8 @@ struct SgdFactors {
     bool nesterov, is_first, update;  // without update the step is skipped
 };
 
-// The SgdFactors of a step, computed once by each thread from attributes and inputs.
+// The SgdFactors of a step, computed once by each thread from attributes (`rule`) and inputs, which
+// are launch arguments or in GPU memory.
 __device__ __forceinline__ SgdFactors sgd_factors(const SGDRule& rule, const Either<1>& rate,
                                                   const Either<1>& step,
                                                   const Either<1>& loss_scale,
@@ -128,8 +129,8 @@ struct Sgd : Descent<W, GRAD> {
 constexpr int LISTED = 7, AFTER = 4;
 
 // A step, by the numbers `by`, for a list of parameters, or the same weights if it is skipped; a
-// block has one chunk of one tensor. arrays, columns: lists of the kinds above. is_bfloat16: the
-// type of low-precision weights, else float16.
+// block has one chunk of one tensor. arrays, columns: lists of the kinds above; sizes: elements of
+// each tensor. is_bfloat16: the type of low-precision weights, else float16.
 template <bool HAS_MOMENTUM>
 __device__ __forceinline__ void descend(const Pointers<POINTERS>& arrays,
                                         const Columns<LISTED>& columns,
@@ -208,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // A step of gradient descent without momenta for a list of parameters: struct Sgd. A block has one
 // chunk of one tensor. arrays, columns: lists of the LISTED kinds above. rule: attributes; rate to
 // update: the step's numbers, in launch arguments or GPU memory. is_bfloat16: the type of
-// low-precision weights, else float16.
+// low-precision weights, else float16. sizes: elements of each tensor.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ SGDRule rule,
@@ -220,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     descend<false>(arrays, columns, sizes, by, is_bfloat16);
 }
 
-// optimizer__sgd with momenta.
+// optimizer__sgd with momenta, and the same arguments.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd_momentum(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ SGDRule rule,
@@ -243,8 +244,9 @@ extern "C" __global__ void optimizer__count(const __grid_constant__ Either<1> ra
 }
 
 // norm = sqrt(sum of squares of all elements of the list), is_finite = norm is finite; either may
-// be null. Blocks take chunks in turn; the last block of the last launch adds up `partials`, N sums
-// of each block of each launch; ticket, place: see l2_norm::sums_all.
+// be null. arrays.at[t], sizes.size[t]: tensor t. Blocks take chunks in turn; the last block of the
+// last launch adds up `partials`, N sums of each block of each launch; ticket, place: see
+// l2_norm::sums_all.
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer__norm(const __grid_constant__ Pointers<ONE_LIST> arrays,
                     const __grid_constant__ TensorSizes<ONE_LIST> sizes, NORM* partials,
@@ -263,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // new_g = f g if f = max_norm / (norm + 1e-6) < 1, else g, also if the norm is NaN. A block has one
-// chunk of one tensor. arrays: list 0 is g, 1 is new_g.
+// chunk of one tensor. arrays, columns: list 0 is g, 1 is new_g; sizes: elements of each tensor.
 extern "C" __global__ void __launch_bounds__(THREADS)
     inplace_clip_grad_norm(const __grid_constant__ Pointers<POINTERS> arrays,
                            const __grid_constant__ Columns<2> columns,

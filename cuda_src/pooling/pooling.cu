@@ -150,8 +150,8 @@ struct WindowsOfRows {
             offset = offset * geometry.output[axis] + place.at[axis] + (axis == ROWS_AXIS ? k : 0);
         return offset;
     }
-    // Calls see(k, element, its number in X) for each element of each window k. For each tap, the
-    // elements of all windows are loaded before the first call.
+    // Calls see(k, element, its number in X) for each element of x in each window k. For each tap
+    // (place in a window), the elements of all windows are loaded before the first call.
     template <class See>
     __device__ __forceinline__ void visit(const T* x, const See& see) const {
         const i64 plane = place.plane * product(geometry.image);
@@ -295,8 +295,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
 }
 
 // dx[i] = sum of dy / count over the windows that contain i, count being the elements of a window
-// that count in average_pool. A thread has RUN neighbours along the last axis; n threads in all.
-// by_vectors: all RUN exist and are stored as one vector.
+// that count in average_pool, with include_pad as there. A thread has RUN neighbours along the last
+// axis; n threads in all. by_vectors: all RUN exist and are stored as one vector.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool_grad(const T* dy, T* dx, bool include_pad, bool by_vectors, i64 n,
                       const __grid_constant__ Geometry geometry) {
@@ -360,8 +360,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
 }
 
 // dx[i] = sum of dy / count over the windows that contain i, count being the elements of a window
-// that count in average_pool__tiles. Each of n threads has the part of dx of a tile. planes: as in
-// max_pool__tiles.
+// that count in average_pool__tiles, with include_pad as there. Each of n threads has the part of
+// dx of a tile. planes: as in max_pool__tiles.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     average_pool_grad__tiles(const T* __restrict__ dy, T* __restrict__ dx, bool include_pad, u32 n,
                              const __grid_constant__ Planes planes) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Pools and gradients of a thread's tile of windows: pooling/tiles.cuh.
+// Pools and gradients of a thread's tile of windows: pooling/tiles.cuh. x, y, dy, dx, indices:
+// whole arrays of planes; planes: extents of a plane of X (`image`) and of Y (`output`);
+// include_pad: elements in the padding count for a mean.
 #pragma once
 #include "pooling/largest.cuh"
 #include "pooling/tiles.cuh"
@@ -85,8 +87,9 @@ struct Means {
     }
 };
 
-// Writes the average pool of a tile to y. Each row of X is loaded once and added to the sums of all
-// rows of windows that contain it; a row of windows is stored after its last row.
+// Writes the average pool of a tile of x to y; include_pad: elements in the padding count. Each row
+// of X is loaded once and added to the sums of all rows of windows that contain it; a row of
+// windows is stored after its last row.
 template <class T>
 __device__ __forceinline__ void write_means(const T* x, T* y, bool include_pad, const Tile& tile,
                                             const Planes& planes) {
@@ -144,7 +147,7 @@ struct PartOfGradient {
                     if (Across::covers(v, j)) visit(sums[i][j], i, j, v);
         }
     }
-    // Stores the rows whose last row of windows is w: their sums are complete.
+    // Stores the rows of dX whose last row of windows is w: their sums are complete.
     __device__ __forceinline__ void store_rows(int w, T* dx, const Tile& tile,
                                                const Planes& planes) const {
         T* const to = dx + tile.start(planes.image) + tile.x_column();
@@ -159,7 +162,9 @@ struct PartOfGradient {
     }
 };
 
-// Writes the tile's part of dX of an average pool: each row of windows around it is loaded once.
+// Writes the tile's part of dX of an average pool: each row of windows around it is loaded once,
+// and each dY divided by the elements of its window that count, with include_pad those in the
+// padding, too.
 template <class T>
 __device__ __forceinline__ void write_gradient_of_means(const T* dy, T* dx, bool include_pad,
                                                         const Tile& tile, const Planes& planes) {

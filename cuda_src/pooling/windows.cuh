@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The windows of elements, and the elements of windows: window o has elements o * stride - pad +
 // tap * dilation along an axis, tap < kernel. See families/pooling/windows.py.
+//
+// geometry has these numbers for each of AXES axes, the extents of X (`image`) and Y (`output`),
+// and `number`: by how much an element's number in Indices grows along the axis.
 #pragma once
 #include "core/fast_division.cuh"
 #include "pooling/facts.cuh"

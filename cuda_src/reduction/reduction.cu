@@ -298,8 +298,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map::map_vecs<map::Tiling<N, N, 1, 16, THREADS>>(aligned, x, y, n, n, Copy{});
 }
 
-// y[0] = sqrt(sum of squares of all elements of all arrays), by the block of the last launch that
-// finishes last; partials, ticket, place: see l2_norm::sums_all.
+// y[0] = sqrt(sum of squares of all elements of all arrays, of sizes.size[t] elements each), by the
+// block of the last launch that finishes last; partials, ticket, place: see l2_norm::sums_all.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_all_l2(const __grid_constant__ Pointers<CAPACITY> arrays,
                   const __grid_constant__ TensorSizes<CAPACITY> sizes, Wider* partials,
@@ -313,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // y[0] = no element of the arrays is infinite or NaN, over all launches of a call; written by the
-// last block of the last one.
+// last block of the last one. ticket, any: counters of all launches' blocks, see Poll.
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite(const __grid_constant__ Pointers<CAPACITY> arrays,
                   const __grid_constant__ TensorSizes<CAPACITY> sizes, Zeroed<u32>* ticket,
@@ -322,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // y[0] = no element of the arrays is infinite, over all launches of a call; written by the last
-// block of the last one.
+// block of the last one. ticket, any: counters of all launches' blocks, see Poll.
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite__isinf_only(const __grid_constant__ Pointers<CAPACITY> arrays,
                               const __grid_constant__ TensorSizes<CAPACITY> sizes,
@@ -331,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // y[0] = no element of the arrays is NaN, over all launches of a call; written by the last block of
-// the last one.
+// the last one. ticket, any: counters of all launches' blocks, see Poll.
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite__isnan_only(const __grid_constant__ Pointers<CAPACITY> arrays,
                               const __grid_constant__ TensorSizes<CAPACITY> sizes,
@@ -340,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // y[0] = all of x[0 .. n) are true. Blocks take spans of x in turn; the one that finishes last
-// writes y.
+// writes y. ticket, any: counters of all blocks, see Poll.
 extern "C" __global__ void __launch_bounds__(THREADS)
     all(const bool* x, bool* y, Zeroed<u32>* ticket, Zeroed<u32>* any, i64 n) {
     __shared__ bool last;

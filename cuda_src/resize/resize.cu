@@ -8,7 +8,8 @@
 // A warp computes a tile of dX, row after row: it sums over rows of dY in registers, a lane having
 // some columns of dY; then over columns, by way of shared memory, a lane having some columns of dX.
 // The order of sums is fixed, without atomics. For upsampling by two weights are constants:
-// resize/upsample2x.cuh.
+// resize/upsample2x.cuh. An Axis has n_in pixels and n_out outputs, and the ratio of their
+// distances.
 #include "core/fast_division.cuh"
 #include "core/slots.cuh"
 #include "core/vec.cuh"

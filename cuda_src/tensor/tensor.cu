@@ -221,8 +221,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                                       blockIdx.x - split.tile[i], source);
 }
 
-// concat_training__many for wide parts whose runs have no whole vectors: threads copy single words,
-// neighbouring threads neighbouring words of the parts. even: see AllParts.
+// concat_training__many, with its arguments, for wide parts whose runs have no whole vectors:
+// threads copy single words, neighbouring threads neighbouring words of the parts. even: see
+// AllParts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     concat_training__words(void* concat_result, i64 n_rows, i64 width,
                            const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
