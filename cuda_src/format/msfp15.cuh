@@ -101,8 +101,8 @@ __device__ __forceinline__ u32 encode_four(const float* x, float scale) {
     return signs | halved(doubled);
 }
 
-// sign << 6 | M of the subnormal float with these bits, in a box with E = shared_exponent; M >= 1
-// unless it is 0.
+// sign << 6 | M of the subnormal float with these bits, fraction * 2^-149, in a box with E =
+// shared_exponent; M >= 1 unless it is 0. fraction >> 16 >> E is 2 |x| / quantum, rounded down.
 __device__ __forceinline__ u32 encode_subnormal(u32 bits, u32 shared_exponent) {
     const u32 fraction = bits & 0x7FFFFFu;
     const u32 magnitude = min((fraction >> 16 >> shared_exponent) + 1, 127u) >> 1;
@@ -398,7 +398,8 @@ __device__ __forceinline__ void decode_four(u32 codes, float quantum, Y* y) {
 }
 
 // y[j] = element first + j, j < n, of the box of bytes `codes`, which encode_nonfinite or an older
-// encoder wrote. F is bit 5 of the bytes, and quantum_of(F + 1) = 2^(F - 131).
+// encoder wrote. F is bit 5 of the bytes, which << 2 moves to bit 7; quantum_of(F + 1) = 2^(F -
+// 131).
 template <class Y>
 __device__ __forceinline__ void decode_nonfinite(uint2 codes, int first, int n, Y* y) {
     const bool all_nan = codes.x == ALL_NAN && codes.y == ALL_NAN;

@@ -188,8 +188,9 @@ struct Tile {
     alignas(16) EntryOf<T> at[COLUMNS][TILE_ROWS + (RUN - 1) * BUCKETS + 16 / sizeof(EntryOf<T>)];
 };
 
-// entries.at[c][r] = entry of row tile + r of column c of the block, r < TILE_ROWS, for rows before
-// `end`; indices and dy begin at the block's first column, rows are `columns` elements apart.
+// entries.at[c][r] = {row of dX, value} of the element of dY in row tile + r of column c of the
+// block, r < TILE_ROWS, for rows before `end`; indices and dy begin at the block's first column,
+// rows are `columns` elements apart. Neighbouring threads load neighbouring columns.
 template <class T, class Index>
 __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
                                           const T* __restrict__ dy, const Lines& lines, u32 tile,

@@ -163,6 +163,10 @@ struct Round {
 using namespace cto;
 
 // ---- entry points: few slices, keys, and atomic additions, of each operator ---------------------
+//
+// tuples, lines: how index tuples, or indices of elements, name rows of dx (targets.cuh). sizes:
+// slices and rows of a batch, and elements of each. items: how blocks are divided among batches,
+// slices or rows, and columns. pass, digits: the digits of keys that are sorted by.
 
 // dx[batch][row][column] = sum of dy[batch][k][column] over k with indices[k] == row. One of the n
 // elements of dx a thread, at most THREADS slices k.
@@ -272,6 +276,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // ---- entry points: gather_elements_grad of elements that stay in their columns: columns.cuh -----
 //
 // For elements of 4 bytes at most; for longer ones two of the kernels are empty.
+// indices and dy are [sort.rows][sort.columns]; a block has sort.span rows of COLUMNS columns. An
+// entry is an element of dy, as bits, and its row of dx; RUN entries are a run.
 
 // counts[column][span][bucket] = entries of the column that the span's block moves to the bucket,
 // rounded up to whole runs in each tile. A block has COLUMNS columns of one span of rows of dy.

@@ -92,6 +92,8 @@ struct Packed {
     u32 count;
 };
 
+// Shared memory of an encoding block. counts, parts: scratch of `rank` and prefix::of_block;
+// ticket: the block's next tile.
 struct Shared {
     Packed tiles[2];  // one is packed while the other is stored
     Counts counts;

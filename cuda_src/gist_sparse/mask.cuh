@@ -38,7 +38,8 @@ __device__ __forceinline__ u32 bits_of_bytes(u32 word) {
     const u32 set = (((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) & 0x80808080u;
     return set * 0x00204081u >> 28;
 }
-// Bit j = 16-bit element j of the four words is not 0, j < 8.
+// Bit j = 16-bit element j of the four words is not 0, j < 8. An element counts as min(it, 1), or
+// its bit 15 is set by a carry from its lower bits or already.
 __device__ __forceinline__ u32 bits_of_halves(const u32 (&words)[4]) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 900
     u32 both = 0;  // bit 2 i: lower half of words[i]; bit 2 i + 16: its upper half

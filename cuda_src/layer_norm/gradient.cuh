@@ -175,7 +175,7 @@ struct Edge {
     i32 column;  // or -1
     A scale = 0, bias = 0, dy = 0, x = 0;
 
-    // Parameters of a column outside whole slots; none if `column` is negative.
+    // Loads scale and bias of `column`, which is outside whole slots; nothing if it is negative.
     __device__ __forceinline__ Edge(const In& in, i32 column) : column(column) {
         if (column < 0) return;
         scale = to_acc(in.scale[column]);

@@ -2,6 +2,7 @@
 // gradient.cuh for 2-byte types and rows that whole warps share, tuned for few instructions. A warp
 // has neighbouring slots of a row, so a thread's slots are a constant distance apart, and offsets
 // are immediates of instructions. Scale and bias are in shared memory, converted to float.
+// As in gradient.cuh, x^ = (x - mean) inv_std, or FROM_Y (y - bias) / scale, and h = dY scale.
 #pragma once
 #include "layer_norm/gradient.cuh"
 
@@ -347,7 +348,7 @@ struct Gradient {
 
 // Computes the current row: its sums over its threads, then dX and the sums over rows; meanwhile
 // begins to copy a later one. edge, own: the row's Edge and Statistics. `left` rows of the thread
-// are left, this one included.
+// are left, this one included. dx: the whole array.
 template <class AGradient, class AnEdge, class Own, class T>
 __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge, const Own& own,
                                         i32 left, SumsOfRow& sum_row, T* dx) {

@@ -147,9 +147,11 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 }
 
 // ---- LayerNormalizationGrad, and without `mean` SimplifiedLayerNormalizationGrad ----------------
+//
+// rows: how many rows of which length there are, and how blocks and threads share them (Rows).
 
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows are in vectors.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_rows(const V* dy, const T* x, const V* scale, const U* mean,
@@ -160,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                    scale_sums, bias_sums, rows, shared);
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows do not begin at multiples of 16
 // bytes.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
@@ -172,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                   scale_sums, bias_sums, rows, shared);
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Whole warps share a row of 2-byte
 // types.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
@@ -184,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                  scale_sums, bias_sums, rows, shared);
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Whole warps share a row of 2-byte
 // types, which does not begin at a multiple of 16 bytes.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
@@ -197,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                 scale_sums, bias_sums, rows, shared);
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Elements are read one by one.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_elements(const V* dy, const T* x, const V* scale, const U* mean,
@@ -228,8 +230,8 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
 // ---- InvertibleLayerNormalizationGrad -----------------------------------------------------------
 
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
-// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
-// through. Rows are in vectors.
+// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
+// [block][column]. Rows are in vectors.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                 const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -239,8 +241,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                   scale_sums, bias_sums, rows, shared);
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
-// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
-// through. Rows do not begin at multiples of 16 bytes.
+// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
+// [block][column]. Rows do not begin at multiples of 16 bytes.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_shifted_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                         const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -250,8 +252,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                  scale_sums, bias_sums, rows, shared);
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
-// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
-// through. Whole warps share a row of 2-byte types.
+// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
+// [block][column]. Whole warps share a row of 2-byte types.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_rows_by_warps(const V* dy, const V* y, const V* scale, const V* bias,
                                          const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -261,8 +263,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                 scale_sums, bias_sums, rows, shared);
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
-// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
-// through. Elements are read one by one.
+// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
+// [block][column]. Elements are read one by one.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_elements(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, T* dx, U* scale_sums, U* bias_sums,

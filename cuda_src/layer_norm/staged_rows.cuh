@@ -49,7 +49,8 @@ struct Walk {
 
     static constexpr bool IS_SHIFTED = SHIFTED;
 
-    // The thread's first row and its slots.
+    // The thread's first row, by the formula above, and its slots: up to the row's last, with W = 1
+    // also up to its warp's last.
     __device__ __forceinline__ explicit Walk(const Rows& rows) : rows(rows) {
         group = threadIdx.x / rows.threads;
         thread = threadIdx.x - group * rows.threads;

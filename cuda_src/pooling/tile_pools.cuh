@@ -238,7 +238,7 @@ struct Largest {
     A value;
     u32 number;
 
-    // Keeps the larger one.
+    // Keeps the larger of the two: a NaN is larger than numbers, the earlier one than an equal one.
     __device__ __forceinline__ void see(const Largest& other) {
         const bool larger = largest::is_larger(other.value, value);
         value = larger ? other.value : value;

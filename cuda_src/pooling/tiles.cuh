@@ -44,7 +44,8 @@ struct Tile {
     i64 plane;
     i32 row, column;
 
-    // Tile `position` of the numbering (plane, tile down, tile across), the last one fastest.
+    // Tile `position` of the numbering (plane, tile down, tile across), the last one fastest;
+    // planes.tiles: how many of them a plane has down and across.
     __device__ __forceinline__ Tile(const Planes& planes, u32 position) {
         const u32 above = fast_division::quotient(position, planes.tiles[1]);
         const u32 before = fast_division::quotient(above, planes.tiles[0]);
@@ -172,7 +173,7 @@ struct Lines {
                 NEAREST && !INSIDE_COLUMNS ? plane + columns.nearest(c) : own + (c - C::before);
         }
     }
-    // Row `row`; zeros unless it exists.
+    // Returns the columns of row `row` of the plane; zeros unless `exists`.
     __device__ __forceinline__ Line load(i32 row, bool exists) const {
         Line line{};
         const auto* const pieces =

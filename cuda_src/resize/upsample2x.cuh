@@ -13,6 +13,7 @@ namespace cto::upsample2x {
 
 using vec::Vec;
 
+// The work of a lane: its columns of some rows of a plane of dX.
 template <class T>
 struct Upsample2xGrad {
     using A = Acc<T>;

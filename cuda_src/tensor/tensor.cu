@@ -196,7 +196,8 @@ extern "C" __global__ void tensor__even_table(Part* table, i64 first, u32 n_part
     if (i <= n_parts) table[first + i] = {i < n_parts ? parts.at[i] : nullptr, (first + i) * width};
 }
 
-// concat_training with part i and its first column in table[i].
+// concat_training with part i and its first column in table[i], which tensor__table wrote, for many
+// parts.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training__many(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                           u32 n_parts, const Part* table) {
