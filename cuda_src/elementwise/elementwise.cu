@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // ---- DivGrad: equal shapes; one operand repeats a row, or one dimension; any shapes -------------
 // (With launch bounds of 4 blocks the compiler uses enough registers not to spill.)
 
-// da = dy / b, db = -(dy / b) * (a / b), element by element; da or db may be null.
+// da = dy / b, db = -(dy / b) * (a / b), element by element, n in all; da or db may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     div_grad(const T* dy, const T* a, const T* b, T* da, T* db, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, DivGrad{}, in(dy), in(a), in(b), out_if_wanted(da),

@@ -97,6 +97,7 @@ struct NewKey {
     NewEntry<Target> next_entry;
     Entry* entries;
 
+    // Returns the key of slice k, and stores its entry.
     __device__ Key operator()(i64 k) const {
         const Entry entry = next_entry(k);
         entries[k] = entry;
@@ -250,8 +251,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                         const __grid_constant__ Items items, const __grid_constant__ Sizes sizes) {
     add_slices(GatherRow{indices, sizes.n_rows}, dy, sums, items, sizes);
 }
-// sums[row that index tuple k names] += slice k of dy, by atomic additions; nothing for
-// a tuple out of range.
+// sums[row that index tuple k names] += dy[k], a slice, by atomic additions; nothing for a tuple
+// out of range.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_nd_grad__atomic(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                            ACC* sums, const __grid_constant__ Items items,

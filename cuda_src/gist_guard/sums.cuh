@@ -65,8 +65,7 @@ __device__ __forceinline__ Totals loaded(const Totals& from) {
             __ldcg(&from.worst), __ldcg(&from.exponent)};
 }
 
-// totals = those of the first n lanes of a warp added up, in each of the n
-// lanes; n is a power of two.
+// Adds up the totals of the first n lanes of a warp, a power of two; each of them gets the sum.
 __device__ __forceinline__ void sum_lanes(Totals& totals, u32 n) {
 #pragma unroll 1
     for (u32 step = n / 2; step > 0; step /= 2)

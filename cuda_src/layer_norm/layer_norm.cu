@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
 // scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
-// Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows are in vectors.
+// Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows are read in 16-byte vectors.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_rows(const V* dy, const T* x, const V* scale, const U* mean,
                               const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -231,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
 
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
-// [block][column]. Rows are in vectors.
+// [block][column]. Rows are read in 16-byte vectors.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                 const U* inv_std, T* dx, U* scale_sums, U* bias_sums,

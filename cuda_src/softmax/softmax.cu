@@ -141,18 +141,20 @@ __device__ __forceinline__ void gradient_columns(const T* dy, const T* y, T* dx,
 
 using namespace cto;
 
-// y = softmax of x along contiguous rows; a thread has SHORT_NBYTES of a row in registers at a
-// time.
+// y = softmax of x along n_rows contiguous rows of `length` elements; each of a row's `threads`
+// threads has SHORT_NBYTES of it in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<false, SHORT_NBYTES>(x, y, n_rows, length, threads);
 }
-// y = softmax of x along contiguous rows; a thread has NBYTES of a row in registers at a time.
+// y = softmax of x along n_rows contiguous rows of `length` elements; each of a row's `threads`
+// threads has NBYTES of it in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<false, NBYTES>(x, y, n_rows, length, threads);
 }
-// y = softmax of x along rows of exactly threads * NBYTES bytes.
+// y = softmax of x along n_rows rows of exactly threads * NBYTES bytes; `threads` threads have a
+// row.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
     softmax_full_rows<false>(x, y, n_rows, threads);
@@ -164,19 +166,20 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_columns<false>(x, y, n_outer, length, stride);
 }
 
-// y = logarithm of the softmax of x along contiguous rows; a thread has SHORT_NBYTES of a row in
-// registers at a time.
+// y = logarithm of the softmax of x along n_rows contiguous rows of `length` elements; each of a
+// row's `threads` threads has SHORT_NBYTES of it in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     log_softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<true, SHORT_NBYTES>(x, y, n_rows, length, threads);
 }
-// y = logarithm of the softmax of x along contiguous rows; a thread has NBYTES of a row in
-// registers at a time.
+// y = logarithm of the softmax of x along n_rows contiguous rows of `length` elements; each of a
+// row's `threads` threads has NBYTES of it in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<true, NBYTES>(x, y, n_rows, length, threads);
 }
-// y = logarithm of the softmax of x along rows of exactly threads * NBYTES bytes.
+// y = logarithm of the softmax of x along n_rows rows of exactly threads * NBYTES bytes; `threads`
+// threads have a row.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
     softmax_full_rows<true>(x, y, n_rows, threads);
@@ -188,15 +191,17 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_columns<true>(x, y, n_outer, length, stride);
 }
 
-// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along contiguous rows; a thread has
-// SHORT_NBYTES of dy and y together in registers at a time.
+// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along n_rows contiguous rows of
+// `length` elements; each of a row's `threads` threads has SHORT_NBYTES of dy and y together in
+// registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__gradient_short_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length,
                                  u32 threads) {
     gradient_rows<false, SHORT_NBYTES>(dy, y, dx, n_rows, length, threads);
 }
-// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along contiguous rows; a thread has
-// NBYTES of dy and y together in registers at a time.
+// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along n_rows contiguous rows of
+// `length` elements; each of a row's `threads` threads has NBYTES of dy and y together in registers
+// at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length, u32 threads) {
     gradient_rows<false, NBYTES>(dy, y, dx, n_rows, length, threads);
@@ -209,16 +214,16 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 }
 
 // LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
-// the softmax, along contiguous rows; a thread has SHORT_NBYTES of dy and x together in registers
-// at a time.
+// the softmax, along n_rows contiguous rows of `length` elements; each of a row's `threads` threads
+// has SHORT_NBYTES of dy and x together in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__log_gradient_short_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                      u32 threads) {
     gradient_rows<true, SHORT_NBYTES>(dy, x, dx, n_rows, length, threads);
 }
 // LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
-// the softmax, along contiguous rows; a thread has NBYTES of dy and x together in registers at a
-// time.
+// the softmax, along n_rows contiguous rows of `length` elements; each of a row's `threads` threads
+// has NBYTES of dy and x together in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__log_gradient_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                u32 threads) {
