@@ -47,8 +47,8 @@ struct SumsOfSquares {
             at[2] += (value * UP) * (value * UP);
         }
     }
-    // Adds MANY vectors and returns true if the sums of squares of all of them are ordinary; else
-    // adds none and returns false. One branch for all.
+    // Adds MANY vectors and returns true if the sums of squares of all of them are ordinary, or
+    // only x^2 is summed (N == 1); else adds none and returns false. One branch for all.
     template <int M, int MANY>
     __device__ __forceinline__ bool all(const Vec<E, M> (&x)[MANY]) {
         A sums[MANY];

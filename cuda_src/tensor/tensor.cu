@@ -206,7 +206,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
 // outputs[i][row] = input[row][split.column[i] .. split.column[i + 1]), row < n_rows, i < n_parts;
 // a row of the input has `width` words. A block writes one tile of one part; part i has the blocks
-// from split.tile[i] on.
+// from split.tile[i] on. The Divisor of a part's width is put together here, as the launch has room
+// for multipliers only.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     split_training(const void* input, i64 n_rows, i64 width, u32 n_parts,
                    const __grid_constant__ Pointers<CAPACITY> outputs,
