@@ -31,7 +31,7 @@ __device__ __forceinline__ u32 to_fp10(__nv_bfloat16 x) {
     return to_fp10(__uint_as_float(static_cast<u32>(bits_of(x)) << 16));  // a NaN keeps its sign
 }
 
-// codes[i] = half i of the word in FP10, i < 2: its upper ten bits, rounded to nearest even by
+// codes[i] = half i of `halves` in FP10, i < 2: its upper ten bits, rounded to nearest even by
 // adding 31 + the lowest kept bit to the six dropped ones. Neither is NaN, so no carry leaves a
 // half.
 __device__ __forceinline__ void two_numbers_to_fp10(u32 halves, u32* codes) {

@@ -31,9 +31,10 @@ struct Share {
     i64 tile;
     int begin, end, there;
 
-    // Tile number `tile` of measured piece k of the group, of x[0 .. n). Among pieces k * stride to
-    // (k + 1) * stride - 1 of the group, `hash`, 16 bits, chooses one: piece number `run`, then run
-    // and tile in it. end <= begin if the tile has no element of the run.
+    // Tile number `tile` of measured piece k of the group, in x[0 .. n). Of the group's pieces k *
+    // stride to (k + 1) * stride - 1 it is the one that a 16-bit hash of group and k chooses; piece
+    // p is in run p / per_run, of whose tiles it has those from p % per_run * tiles on. end <=
+    // begin if the tile has no element of the run.
     __device__ __forceinline__ Share(const Sample& sample, i64 group, u32 k, u32 tile, i64 n) {
         const u32 hash = (static_cast<u32>(group) * sample.pieces + k) * HASH >> HALF;
         i64 run = static_cast<i64>(k) * sample.stride +

@@ -120,7 +120,7 @@ __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[R
 }
 
 // True if a tile with `count` nonzero values is full; the last, shorter tile is if no element is
-// zero. LEAST: count from which on values, mask (TILE / 8 bytes) and start (8) take TILE_NBYTES or
+// zero. With LEAST values, these, the mask (TILE / 8 bytes) and the start (8) take TILE_NBYTES or
 // more.
 __device__ __forceinline__ bool is_full(const Encoding& call, u32 tile, u32 count) {
     constexpr u32 LEAST = (TILE_NBYTES - TILE<T> / 8 - 8 + 15) / 16 * GROUP;

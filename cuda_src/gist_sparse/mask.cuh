@@ -16,7 +16,7 @@ static_assert(TILE_NBYTES == 16 * WARP * WARP);
 
 // ---- bits of elements ---------------------------------------------------------------------------
 
-// True if element i of the 16 bytes `words` is not zero (-0 is not).
+// True if element i of the 16 bytes `words` is not zero (-0 is not zero).
 template <class T>
 __device__ __forceinline__ bool is_set(const u32 (&words)[4], int i) {
     if constexpr (sizeof(T) == 2) {
