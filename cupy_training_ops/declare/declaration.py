@@ -40,7 +40,7 @@ class Declares:
     row: ClassVar[str] = ""  # the input of rank 1 that repeats along the others' last dimension
     bitwise_exact: ClassVar[bool] = False  # compared without tolerance: copies, bit patterns
     no_out: ClassVar[str] = ""  # for messages, why there is no `out=`; "": there is
-    needs: ClassVar[str] = ""  # for help, what else a call needs, such as "a Recv on the other rank"
+    needs: ClassVar[str] = ""  # for help, what else a call needs: "a Recv on the other rank"
     runs_functions: ClassVar[bool] = False  # calls functions of the caller's
     takes_keywords: ClassVar[bool] = False  # undeclared ones, beside the attributes
     takes_tensors: ClassVar[bool] = True  # of PyTorch as they are; False: as CuPy arrays
