@@ -163,8 +163,9 @@ def lookup(
 ) -> Match:
     """Find the operator for dtypes by name of an input, output, attribute or type variable.
 
-    provider: refuse one that cannot run here and now. Raises DtypeError with the existing type
-    combinations if there is none, ProviderError with the reason why a provider cannot run.
+    version: of the opset; None: newest. domain: refuse another. provider: refuse one that cannot
+    run here and now. Raises DtypeError with the existing type combinations if there is none,
+    ProviderError with the reason why a provider cannot run.
     """
     cls = get_op(name, version, domain)
     if provider is not None and provider not in PROVIDERS:

@@ -33,8 +33,9 @@ from .prepared import Arguments
 def adopt_input(op: str, item: Input, value: Any, foreign: ForeignArrays) -> object:
     """Return an input as NumPy or CuPy arrays over its memory, or as an immutable host value.
 
-    value: as passed, a list if the input is variadic. foreign: notes, to which arrays of other
-    libraries are added; if it `is_native`, arrays are tensors and are returned as they are.
+    op: name for messages. item: the input's declaration. value: as passed, a list if it is
+    variadic. foreign: notes, to which arrays of other libraries are added; if it `is_native`,
+    arrays are tensors and are returned as they are.
     """
     if value is None:
         return None
@@ -159,7 +160,10 @@ def _picker(declared: Declaration, n: int, *names: str) -> Callable[[Arguments],
 
 
 def _places(declared: Declaration, n: int, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the index of each declared input in (*positional, *named, None); -1: left out."""
+    """Return the index of each declared input in (*positional, *named, None); -1: left out.
+
+    n: how many are positional. names: of the named ones.
+    """
     known = [item.name for item in declared.inputs]
     if n > len(known):
         checks.count(declared.name, declared.inputs, n)

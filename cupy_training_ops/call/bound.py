@@ -398,7 +398,7 @@ class _PartialCall:
         changing: Mapping[str, object],
         addresses: Addresses | None = None,
     ) -> CheckedCall:
-        """Check a call with these arguments, as of `launch`; return an object that launches it.
+        """Check a call with these open inputs and new numbers; return an object that launches it.
 
         If kernels read the open arrays' addresses from tables, it does not reference these arrays.
         """
@@ -417,7 +417,7 @@ class _PartialCall:
     ) -> tuple[Arguments, Placed | None]:
         """Return (all inputs, addresses and tables of the launch); refuse overlapping memory.
 
-        Arguments are as of `launch`. The result is cached by the open arrays' addresses.
+        values: open inputs. changing: new numbers by name. addresses: of open arrays, if known.
         """
         call, inputs = self.call, _fill(self._inputs, self._places, values)
         if changing:

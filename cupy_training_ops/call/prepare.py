@@ -285,7 +285,8 @@ def _check_out(
 ) -> tuple[ArrayInfo | None, ...]:
     """Check the caller's `out`; return for each result the info of its array there, or None.
 
-    out: keys, [None] if there is none. any_layout: arrays need not be C-contiguous, only dense.
+    counts: for each output the length of its list, or None. out: keys, [None] if there is none.
+    any_layout: arrays need not be C-contiguous, only dense.
     """
     if list(out) == [None]:
         return (None,) * len(results)

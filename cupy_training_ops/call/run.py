@@ -197,7 +197,7 @@ class Call:
     ) -> object:
         """Allocate results, check values and run; return the results as the caller gets them.
 
-        The arrays are known not to overlap.
+        inputs: all declared. arrays, out: flattened, known not to overlap. placed: their addresses.
         """
         values = self.values(inputs) if self.changing else NO_VALUES
         if self.has_all_outputs:
@@ -224,12 +224,7 @@ class Call:
         raise_versions([every[place] for place in self.writes])
 
     def check(
-        self,
-        inputs: Arguments,
-        arrays: Arrays,
-        results: Arrays,
-        workspace: object,
-        values: Values,
+        self, inputs: Arguments, arrays: Arrays, results: Arrays, workspace: object, values: Values
     ) -> tuple[Array | None, Values]:
         """Run the last checks; return (the caller's workspace as an array, values).
 
@@ -464,7 +459,10 @@ class CpuCall(Call):
         values: Values,
         placed: Placed | None,
     ) -> None:
-        """Call the NumPy function, for all or piece by piece, and write into `results`."""
+        """Call the NumPy function of inputs and values, at once or in pieces; write into `results`.
+
+        workspace, placed: for kernels alone.
+        """
         self._refuse_all_read_only(arrays, results)
         arguments, out, marks = self._with_hosts(inputs, values), results, own_marks()
         if self.pieces is None:
@@ -543,10 +541,7 @@ def _write_at_once(arrays: Sequence[Any], computed: Sequence[Any]) -> None:
 
 
 def _write(arrays: Sequence[Any], computed: Sequence[Any], marks: Marks = NO_MARKS) -> None:
-    """Write computed[i] into arrays[i], all or none: no signal handler runs in between.
-
-    marks: functions that are called between, after the first write and the last.
-    """
+    """Write computed[i] into arrays[i] and call marks, without a signal handler in between."""
     if marks is NO_MARKS:
         list(map(setitem, arrays, itertools.repeat(...), computed))
     else:
@@ -599,7 +594,10 @@ class KernelCall(Call):
         values: Values,
         placed: Placed | None,
     ) -> None:
-        """Queue the launches on the arrays' device, on the current stream."""
+        """Queue the launches on the arrays' device, on its current stream.
+
+        values: changing numbers, by index. placed: addresses and tables; None: read from arrays.
+        """
         ready = self.ready
         numbers = ready.values(values) if values else ()
         objects = arrays + results if ready.takes_objects else ()

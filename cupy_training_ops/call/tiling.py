@@ -42,11 +42,12 @@ class Part(NamedTuple):
 
 
 class Pieces:
-    """Splits the arrays of an operator into pieces, each of the same tiles of every array.
+    """Splits the arrays of a call into pieces, each of the same tiles of every array.
 
-    tiles: elements of a tile by name of an input or output; 1 for others. row: name of the input of
-    rank 1 that is broadcast along the others' last dimension, or "". order: of the others'
-    dimensions in memory; None: C-contiguous. The attribute `most` is the tiles of a piece at most.
+    inputs: as declared. results: of the call. tiles: elements of a tile by name of an input or
+    output; 1 for others. row: name of the input of rank 1 that is broadcast along the others' last
+    dimension, or "". order: of the others' dimensions in memory; None: C-contiguous. The attribute
+    `most` is the tiles of a piece at most.
     """
 
     def __init__(

@@ -88,7 +88,10 @@ class DelegatedCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """Call the callable; check its results against inferred specs."""
+        """Call the callable with all inputs; return its results, checked against inferred specs.
+
+        arrays, out, workspace, placed: not used.
+        """
         values = self.values(inputs)
         self._check(inputs, values)
         arguments = self._with_hosts(inputs, values)

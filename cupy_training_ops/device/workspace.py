@@ -164,7 +164,7 @@ class Workspaces(Locked):
     def _renew(
         self, store: Store, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int
     ) -> None:
-        """Replace buffers of `store` that are too small, and clear zeros that may not be zero."""
+        """Replace buffers of `store` below so many bytes; clear zeros that may not be zero."""
         if store.plain.nbytes < plain_nbytes:
             self._retired.append(store.plain)
             larger = max(plain_nbytes, 2 * store.plain.nbytes)

@@ -120,7 +120,7 @@ def fit_rows(lines: Lines, registers: Registers) -> bool:
 def _rows(
     lines: Lines, registers: Registers, n_slots: int, least: int, kernels: Kernels
 ) -> Division:
-    """Divide rows of n_slots slots: as few threads a row as can have all of it in registers.
+    """Divide rows of n_slots slots: as few threads a row as hold it in registers, if any can.
 
     least: threads of a row at least: one for each element that may be before the first aligned slot
     or after the last. Of short rows a block has several.

@@ -270,9 +270,9 @@ def launch(
 ) -> Launch:
     """Return a launch of a kernel of optimizer steps, whose slots are those of its family.
 
-    grid, threads: blocks, and threads of a block. chunk_nbytes: bytes that a block takes. capacity:
-    tensors of a launch at most; lists: lists of tensors, whose addresses are in one table. types:
-    dtypes of the slots for types.
+    symbol, args: its name and arguments. grid, threads: blocks, and threads of each. chunk_nbytes:
+    bytes that a block takes. capacity: tensors of a launch at most; lists: lists of tensors, whose
+    addresses are in one table. types: dtypes of the slots for types.
     """
     sizes = {"CHUNK_NBYTES": chunk_nbytes, "CAPACITY": capacity, "POINTERS": lists * capacity}
     return Launch(symbol, Config((grid,), (threads,)), args, slots(**types, **sizes))
