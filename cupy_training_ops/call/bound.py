@@ -63,7 +63,7 @@ def _bind(
     if call.makes_arrays:  # then it is prepared again, with these as out=
         every, flat, arrays = call.unpack(adopted, own_out)
         results = call.complete(arrays, flat, call.values(every))
-        new = tuple(
+        new = tuple(  # None for a value on the host, and a result that overwrites an input
             None if r.value is not None or (r.alias is not None and a is arrays[r.alias]) else a
             for r, a in zip(call.prepared.results, results, strict=True)
         )
@@ -199,7 +199,7 @@ class OpenCall(AtAddresses):
         self._form(op.foreign_arrays(closed, out).is_native)
 
     def __call__(self, **arguments: object) -> Any:
-        """Launch with open inputs and changing values, by name."""
+        """Launch with these open inputs and new host values, by name; return the results."""
         values, changing = self._open_values(arguments)
         match = self._match(values)
         if match is not None:
@@ -400,7 +400,7 @@ class _PartialCall:
     ) -> CheckedCall:
         """Check a call with these open inputs and new numbers; return an object that launches it.
 
-        If kernels read the open arrays' addresses from tables, it does not reference these arrays.
+        It does not reference open arrays of which kernels read addresses from structs alone.
         """
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
@@ -468,9 +468,9 @@ Saved = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays flattened, resu
 class CheckedCall(AtAddresses):
     """A call over arrays that were checked, which only launches; numbers may have new values.
 
-    saved: inputs, arrays, results. placed: addresses and tables. If kernels read addresses from
-    tables, it launches at the addresses of the check without references to open arrays: the caller
-    has to keep these alive.
+    saved: inputs, arrays, results. placed: addresses, and structs of them. If kernels read such
+    structs, it launches at the addresses of the check, and may not reference the open arrays, which
+    the caller has to keep alive.
     """
 
     def __init__(
@@ -478,7 +478,7 @@ class CheckedCall(AtAddresses):
     ) -> None:
         self._op, self._call = op, call
         self._inputs, self._arrays, self._results = saved
-        # Tables have fixed addresses; without them addresses are read at each call.
+        # Structs have fixed addresses; without them addresses are read from arrays at each call.
         self._workspace, self._placed = workspace, placed if placed and placed[1] else None
         self._places = {op.inputs[place].name: place for place in call.changing}
 
@@ -525,7 +525,7 @@ def _save_closed(
 ) -> Saved | None:
     """Return `_save` with None for open arrays; None if the call needs more than addresses of them.
 
-    places: indices of open inputs. Addresses in tables suffice for a launch, unless a kernel has a
+    places: indices of open inputs. Addresses in structs suffice for a launch, unless a kernel has a
     parameter for an open array itself (an index in call.direct) or a check reads it.
     """
     if call.direct is None or call.makes_arrays or call.checks or call.check_numbers:
@@ -536,7 +536,7 @@ def _save_closed(
         for p, v in enumerate(inputs)
     )
     full, saved = _save(call, inputs, out), _save(call, blank, out)
-    every, others = full[1] + full[2], saved[1] + saved[2]
+    every, others = full[1] + full[2], saved[1] + saved[2]  # arrays, then results
     return saved if all(every[place] is others[place] for place in call.direct) else None
 
 

@@ -427,6 +427,7 @@ class CpuCall(Call):
         all_new = self.makes_all and self.makes_arrays and not self.has_out
         results = prepared.results
         orders = any(result.order is not None or not result.computed for result in results)
+        # All results are new C-contiguous NumPy arrays, which the function may have allocated.
         self.may_return_computed = plain and all_new and pieces is None and not orders
 
     def finish(
@@ -474,7 +475,7 @@ class CpuCall(Call):
         make_all(marks.last)
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
-        """Compute; return a function that writes. With pieces it does both."""
+        """Compute; return a function that writes, or if there are pieces one that does both."""
         if self.pieces is not None:
             return super().compute(*arguments)
         inputs, arrays, results, _, values, _ = arguments
@@ -688,8 +689,9 @@ class KernelCall(Call):
     ) -> None:
         """Queue a call over other arrays of the same dtypes and shapes, unchecked.
 
-        addresses: of arrays, then of results. workspace: address of `workspace_nbytes` of scratch
-        memory; is_clear: its part for zeros is zero. Only for plans that `takes_addresses`.
+        addresses: of arrays, then of results, those that kernels read. workspace: address of
+        `workspace_nbytes` of scratch memory; is_clear: its part for zeros is zero. Only for plans
+        that `takes_addresses`.
         """
         if self.backend.is_current(self.device):
             self.ready.run_at(addresses, stream.ptr, workspace, is_clear=is_clear)

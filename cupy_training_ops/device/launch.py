@@ -151,7 +151,7 @@ class ReadyPlan:
         return queued
 
     def tables_at(self, addresses: Sequence[int] | Addresses) -> list[object]:
-        """Return the structs of addresses; addresses: of all arrays of a call."""
+        """Return the structs of addresses; addresses: of all arrays of a call, then results."""
         return [table.fill(addresses) for table in self._arguments.tables]
 
     def values(self, changing: Values) -> list[object]:
@@ -213,10 +213,11 @@ class ReadyPlan:
         new: Sequence[object],
         stream: int,
     ) -> None:
-        """Queue the steps, with the call's marks after the first and the last.
+        """Queue the steps, and call the operator call's marks.
 
-        arrays: direct ones. words: their addresses, then those of scratch memory. new: tables,
-        then arguments that depend on changing values.
+        If all steps are kernels, marks follow the first launch and the last; else they come before
+        all and after all. arrays: direct ones, for `Work`. words: their addresses, then those of
+        scratch memory. new: tables, then arguments that depend on changing values.
         """
         assert self._queued is not None
         if _log is not None:
@@ -237,12 +238,12 @@ class ReadyPlan:
 
     @property
     def takes_addresses(self) -> bool:
-        """Return True if steps need only addresses, as `run_at` takes."""
+        """Return True if steps need only addresses of arrays, so that `run_at` needs no values."""
         return self.takes_numbers and not self._arguments.dynamic
 
     @property
     def takes_numbers(self) -> bool:
-        """Return True if steps need only addresses and numbers, as `run_at` takes."""
+        """Return True if steps need only addresses of arrays, and numbers, for `run_at`."""
         return not self.takes_objects and not self.has_tables
 
     def queue(self, words: Sequence[int], new: Sequence[object], stream: int) -> None:
@@ -274,10 +275,11 @@ class ReadyPlan:
         is_clear: bool = False,
         values: Sequence[object] = (),
     ) -> None:
-        """Queue steps over arrays at these addresses; only if it `takes_numbers`.
+        """Queue steps over other arrays of the same dtypes and shapes; only if it `takes_numbers`.
 
-        stream: address of a stream of the current device. workspace: address of `workspace_nbytes`
-        of scratch memory; is_clear: its first `zeros_nbytes` are zero. values: from `values`.
+        addresses: of the `direct` arrays, in order. stream: address of a stream of the current
+        device. workspace: address of `workspace_nbytes` of scratch memory; is_clear: its first
+        `zeros_nbytes` are zero. values: from `values`.
         """
         if self.zeros_nbytes and not is_clear:
             self._backend.clear_at(workspace, self.zeros_nbytes, stream)
