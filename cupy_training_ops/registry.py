@@ -275,7 +275,7 @@ def function(name: str) -> Callable[..., Any]:
     of_call = frozenset((*CALL, *(item.name for item in cls.inputs), *declaration.other_inputs))
 
     def call_operator(*inputs: object, **keywords: Any) -> Any:
-        """Call the operator; keywords that it declares are attributes."""
+        """Call the operator with these attributes, on inputs by position or among the keywords."""
         if is_plain and declared.issuperset(keywords):  # all keywords are attributes
             return cls.shared(**keywords)(*inputs)
         attributes = {}

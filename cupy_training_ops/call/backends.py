@@ -87,7 +87,7 @@ class NumpyBackend(OneStream):
         return (self, array.dtype, array.shape, True, strides(array), -1)
 
     def infos(self, arrays: Sequence[HostArray | None]) -> list[Info | None]:
-        """Return the `info` of each array, None for None."""
+        """Return the tuple of `info` (backend, dtype, shape, ...) for each array; None for None."""
         return [None if array is None else self.info(array) for array in arrays]
 
     def pointers(self, arrays: Sequence[HostArray | None]) -> list[int]:
@@ -197,7 +197,7 @@ def info(array: Array) -> Info:
 
 
 def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
-    """Return the `info` of each array, None for None."""
+    """Return the tuple of `info` (backend, dtype, shape, ...) for each array; None for None."""
     kinds = set(map(type, arrays))
     kinds.discard(type(None))
     if len(kinds) == 1:

@@ -91,9 +91,7 @@ class AtAddresses:
 class BoundCall(AtAddresses):
     """A checked call over fixed arrays, as `op.bound(...)` returns; new numbers are passed by name.
 
-    call, inputs, out: the checked call and its arguments, arrays of its backend. workspace: the
-    caller's, or None. foreign: arrays of other libraries that inputs and out stand for. placed:
-    addresses that all launches have. answer: what each call returns, if it is the same; else None.
+    placed: addresses of all launches. answer: what each call returns, if it is the same, else None.
     """
 
     def __init__(
@@ -105,6 +103,8 @@ class BoundCall(AtAddresses):
         workspace: object,
         foreign: ForeignArrays,
     ) -> None:
+        """inputs, out: arguments of the checked call, arrays of its backend. workspace: the
+        caller's, or None. foreign: arrays of other libraries for which inputs and out stand."""
         self._op, self._foreign = op, foreign
         self.call = call
         self._workspace = workspace
@@ -468,14 +468,14 @@ Saved = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays flattened, resu
 class CheckedCall(AtAddresses):
     """A call over arrays that were checked, which only launches; numbers may have new values.
 
-    saved: inputs, arrays, results. placed: addresses, and structs of them. If kernels read such
-    structs, it launches at the addresses of the check, and may not reference the open arrays, which
-    the caller has to keep alive.
+    If kernels read addresses from structs, it launches at the addresses of the check, and may not
+    reference the open arrays, which the caller has to keep alive.
     """
 
     def __init__(
         self, op: Operator, call: Call, saved: Saved, workspace: object, placed: Placed | None
     ) -> None:
+        """saved: inputs, arrays, results. placed: addresses, and structs of them."""
         self._op, self._call = op, call
         self._inputs, self._arrays, self._results = saved
         # Structs have fixed addresses; without them addresses are read from arrays at each call.
@@ -626,14 +626,12 @@ _ALIGNMENT = 16  # bytes; a key says whether an address has it
 
 
 class TensorGuard:
-    """Comparison of open inputs with those of a checked call, all tensors in one call of PyTorch.
-
-    declared, inputs: all of the operator and of that call. places: indices of the open ones.
-    """
+    """Comparison of open inputs with those of a checked call, of all tensors at once by PyTorch."""
 
     def __init__(
         self, declared: Sequence[Input], call: Call, inputs: Arguments, places: Sequence[int]
     ) -> None:
+        """declared, inputs: all of the operator and of the call. places: indices of open ones."""
         self._backend = call.backend
         self._readers = [reader(declared[place]) for place in places]
         values = [inputs[place] for place in places]

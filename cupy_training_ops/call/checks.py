@@ -193,6 +193,7 @@ class Freezing:
     """
 
     def __init__(self, op: str, declared: Input) -> None:
+        """op: name for messages. declared: the input, with its converter and its type."""
         self._op, self._declared, self._holder = op, declared, _holder(declared.type)
         self._last: tuple[object, object] = (object(), None)
 

@@ -43,7 +43,8 @@ def order_of(shape: Shape, strides: Shape, step: int) -> Order | None:
 def common(
     op: str, arrays: Sequence[tuple[str, ArrayInfo]], results: Sequence[Spec]
 ) -> Order | None:
-    """Return the order that dense arrays of one shape share; None: all are C-contiguous.
+    """Return the order of dimensions in memory, the largest stride first, that dense arrays of one
+    shape share; None: all are C-contiguous.
 
     arrays: (name in messages, info). results: of another shape only if all are C-contiguous.
     """

@@ -85,6 +85,7 @@ class Op(Operator):
             cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, **attributes: object) -> None:
+        """Check attributes, by name, and set all of them, defaults included."""
         declared = self.declaration
         if declared.other_attributes:
             attributes = by_declared_names(self.name, declared.other_attributes, attributes)

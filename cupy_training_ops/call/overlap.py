@@ -139,12 +139,13 @@ class Overlap:
 
 
 class RepeatedOverlap:
-    """An `Overlap` check for repeated calls in which only the arrays with indices `places` are new.
+    """An `Overlap` check for repeated calls in which only some arrays are new.
 
     If these are only read, they are compared with the written spans alone, which stay the same.
     """
 
     def __init__(self, overlap: Overlap, places: Sequence[int]) -> None:
+        """overlap: the check of all arrays. places: indices of those that are new at each call."""
         self._overlap, self._places = overlap, np.array(places, np.intp)
         self._is_simple = bool(places) and not overlap.involves(places)
         self._sizes = np.array(overlap.sizes(places), np.int64)

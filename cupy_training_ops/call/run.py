@@ -415,11 +415,12 @@ class EmptyCall(Call):
 
 class CpuCall(Call):
     """The CPU provider: a call of a NumPy function, whose results are copied to the outputs, or are
-    these if they are large and new. pieces: splits large arrays; None: the function gets all."""
+    these if they are large and new."""
 
     def __init__(
         self, prepared: Prepared, function: Callable[..., Any], pieces: Pieces | None
     ) -> None:
+        """function: of all inputs. pieces: splits large arrays; None: it gets whole arrays."""
         super().__init__(prepared)
         self.function = function
         self.pieces = pieces
@@ -557,12 +558,10 @@ class HasAddress(Protocol):
 
 
 class KernelCall(Call):
-    """A call of kernels: a plan, whose steps are queued on the device's current stream.
-
-    ready: the compiled plan. stores: scratch memory of the operator, by stream.
-    """
+    """A call of kernels: a plan, whose steps are queued on the device's current stream."""
 
     def __init__(self, prepared: Prepared, ready: ReadyPlan, stores: Workspaces) -> None:
+        """ready: the compiled plan. stores: the operator's scratch memory, by stream."""
         super().__init__(prepared)
         self.ready = ready
         self.stores = stores

@@ -42,13 +42,7 @@ class Part(NamedTuple):
 
 
 class Pieces:
-    """Splits the arrays of a call into pieces, each of the same tiles of every array.
-
-    inputs: as declared. results: of the call. tiles: elements of a tile by name of an input or
-    output; 1 for others. row: name of the input of rank 1 that is broadcast along the others' last
-    dimension, or "". order: of the others' dimensions in memory; None: C-contiguous. The attribute
-    `most` is the tiles of a piece at most.
-    """
+    """Splits the arrays of a call into pieces, each of the same tiles of every array."""
 
     def __init__(
         self,
@@ -58,13 +52,16 @@ class Pieces:
         row: str = "",
         order: Order | None = None,
     ) -> None:
+        """inputs: as declared. results: of the call. tiles: elements of a tile by name of an input
+        or output; 1 for others. row: name of the input of rank 1 that is broadcast along the
+        others' last dimension, or "". order: of dimensions in memory; None: C-contiguous."""
         self.order = order
         # True for inputs that are split.
         self.arrays = tuple(item.memory == "device" and not item.not_accessed for item in inputs)
         names = (*(item.name for item in inputs), *(result.name for result in results))
         self.tiles = tuple(tiles.get(name, 1) for name in names)
         self.row = next((place for place, name in enumerate(names) if name == row), -1)
-        self.most = max(1, PIECE // max(self.tiles))
+        self.most = max(1, PIECE // max(self.tiles))  # tiles of a piece
         keep_freed_memory()
 
     def __call__(self, inputs: Values, results: Values) -> Iterator[tuple[Values, Values]]:

@@ -58,11 +58,7 @@ class ViewCall(Call):
 
 
 class DelegatedCall(Call):
-    """A call of a Python callable, whose results are returned as arrays over their memory.
-
-    delegation: a context manager of all inputs, which calls it and yields its results. callee: its
-    name in messages. shares_stream: PyTorch's current stream, which Triton uses, is made CuPy's.
-    """
+    """A call of a Python callable, whose results are returned as arrays over their memory."""
 
     repeats = False
 
@@ -73,6 +69,9 @@ class DelegatedCall(Call):
         callee: str,
         shares_stream: bool,
     ) -> None:
+        """delegation: a context manager of all inputs, which calls the callable and yields its
+        results. callee: its name in messages. shares_stream: PyTorch, and so Triton, uses CuPy's
+        current stream while it runs."""
         super().__init__(prepared)
         self.delegation = delegation
         self.shares_stream = shares_stream

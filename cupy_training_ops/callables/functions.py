@@ -218,15 +218,13 @@ def _is_autograd_function(value: object) -> bool:
 
 
 class TritonArray:
-    """A CuPy array in the form in which Triton accepts kernel arguments: data_ptr() and dtype.
-
-    dtype: a name such as "float32". shape: of the array. Strides are in elements.
-    """
+    """A CuPy array in the form in which Triton accepts kernel arguments: data_ptr() and dtype."""
 
     def __init__(self, array: Any, dtype: Dtype) -> None:
         self._array = array  # keeps its memory alive
-        self.dtype = dtype_name(dtype)
+        self.dtype = dtype_name(dtype)  # "float32"
         self.shape: tuple[int, ...] = array.shape
+        # In elements.
         self._strides: tuple[int, ...] = tuple(n // dtype.itemsize for n in array.strides)
 
     def data_ptr(self) -> int:

@@ -68,19 +68,17 @@ Argument = int | Dtype  # of a template parameter
 
 
 class Struct:
-    """A C struct with these fields in this order.
-
-    parameter: of a template struct, Count for `int N`, CType for `class T`; `struct.of(8)` or
-    `struct.of(dtype)` is then the layout for one argument.
-    """
+    """A C struct; `of(argument)` is its layout, for one template argument if it is a template."""
 
     def __init__(
         self, name: str, parameter: Count | CType | None = None, /, **fields: CType
     ) -> None:
+        """name: in C. parameter: of a template, Count for `int N`, CType for `class T`. fields: in
+        this order."""
         self.name = name
         self.parameter = parameter
         self.fields: Mapping[str, CType] = fields
-        self._layouts: dict[Argument | None, Layout] = {}
+        self._layouts: dict[Argument | None, Layout] = {}  # by template argument
 
     def __getitem__(self, extent: int | Count) -> CType:
         """Return the type of a field that is an array of this struct."""
@@ -159,7 +157,10 @@ def struct_name(dtype: Dtype) -> str:
 
 
 def _plain(field: Dtype) -> tuple[tuple[type, ...], float, float]:
-    """Return (Python types, least, most) of the values that a field surely holds."""
+    """Return (Python types, least, most): such values surely fit a struct's field of this dtype.
+
+    No types for an array.
+    """
     if field.kind == "b":
         return (bool,), 0, 1
     if field.kind in "iu":

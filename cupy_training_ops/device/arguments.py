@@ -111,6 +111,7 @@ def check_number(op: str, name: str, holder: str, make: Make, changing: Changing
     place, is_derived = changing.place, bool(changing.functions)
 
     def make_argument(values: Mapping[int, object]) -> object:
+        """Return the argument for changing numbers, by index of the input."""
         try:
             return make(changing.of(values) if is_derived else values[place])
         except (CompileError, ArithmeticError, TypeError, ValueError) as error:
@@ -283,13 +284,11 @@ Values = Mapping[int, object]  # of changing inputs, by index
 
 
 class DynamicArgument:
-    """A kernel argument that depends on changing values; `of` caches it for the last one.
-
-    dtype: of the argument; None if it is of a `Work`, any object. places: indices of the inputs
-    whose values it depends on. make: from {index: value} to the argument.
-    """
+    """A kernel argument that depends on changing values; `of` caches it for the last one."""
 
     def __init__(self, dtype: Dtype | None, changing: Changing, make: MakeDynamic) -> None:
+        """dtype: of the argument; None if it is of a `Work`, any object. changing: says on which
+        inputs it depends. make: from {index of input: value} to the argument."""
         self.dtype, self.make, self.places = dtype, make, changing.places
         self._pick = itemgetter(*changing.places)
         self._last: tuple[object, object] = (self, None)

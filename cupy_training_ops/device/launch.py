@@ -72,10 +72,9 @@ _Piece = tuple[Kernel, Callable[[Sequence[object]], tuple[object, ...]]]  # a `W
 class ReadyPlan:
     """The steps of a plan on one device, their kernels compiled.
 
-    n_arrays: arrays of a call, inputs and results; `Spec.place` is an index among them. `direct`
-    are indices of those whose addresses are kernel arguments themselves; others are in tables:
-    structs of addresses that are passed by value. Tables and values (arguments that depend on
-    changing numbers) are made before `run`, so that nothing is queued if one is refused.
+    `direct` are indices of the arrays whose addresses are kernel arguments themselves; others are
+    in tables: structs of addresses that are passed by value. Tables and values (arguments that
+    depend on changing numbers) are made before `run`, so that nothing is queued if one is refused.
     """
 
     def __init__(
@@ -87,6 +86,11 @@ class ReadyPlan:
         plan: Plan,
         n_arrays: int,
     ) -> None:
+        """Compile the plan's kernels, and check its arguments.
+
+        declared, source: the operator's declaration, and what loads its CUDA source. device: its
+        number. n_arrays: of a call, inputs and results; `Spec.place` is an index among them.
+        """
         self.workspace_nbytes = plan.workspace_nbytes
         self.scratch_nbytes, self.zeros_nbytes = plan.scratch_nbytes, plan.zeros_nbytes
         self._backend, self._device = backend, device
@@ -99,7 +103,7 @@ class ReadyPlan:
         self.has_tables = bool(self._arguments.tables)
         in_row = sorted(self.direct)  # others are in tables, on the host, or unused
         self._pick = None if len(in_row) == n_arrays else getter(in_row)  # direct ones of all
-        starts = self._arguments.starts(len(in_row))
+        starts = self._arguments.starts(len(in_row))  # where sections of other arguments begin
         self._constants = tuple(self._arguments.constants)
         self._pieces = tuple(self._arguments.scratch)
         start = plan.scratch_start  # after the zeros in a caller's workspace
@@ -375,14 +379,12 @@ Ready = tuple[Run, list[Place], Step]  # with the place of each argument
 
 
 class Builder:
-    """Compiles steps, checks their arguments and collects these in `arguments`.
-
-    source: returns the CUDA source of the operator's family.
-    """
+    """Compiles steps, checks their arguments and collects these in `arguments`."""
 
     def __init__(
         self, declared: Declaration, source: Callable[[], Source], backend: Backend, device: int
     ) -> None:
+        """declared: of the operator, for messages. source: loads its family's CUDA source."""
         self._declared = declared
         self._source = source
         self._backend = backend
@@ -525,8 +527,7 @@ class Packed:
         words       addresses of arrays and scratch memory
         new values  tables of addresses, and arguments that depend on changing numbers
 
-    The driver's launch reads the arguments at those addresses. n_words: 8-byte words at the start.
-    constants: arguments that never change. new: dtypes of the new values; None takes no room.
+    The driver's launch reads the arguments at those addresses.
     """
 
     def __init__(
@@ -537,6 +538,8 @@ class Packed:
         constants: Sequence[Any],
         new: Sequence[Dtype | None],
     ) -> None:
+        """Lay out a block: n_words words of 8 bytes, constants, new values of these dtypes (None
+        takes no room). In `steps` an argument is an index in (words, constants, new values)."""
         self._driver = driver
         self._steps, self._constants = steps, constants
         self._offsets = [WORD.itemsize * i for i in range(n_words)]  # in bytes, of every value
@@ -555,8 +558,9 @@ class Packed:
     ) -> None:
         """Queue all launches, or none: no signal handler runs in between.
 
-        words, new: addresses and new values, as drawn above. stream: its address. marks: flags
-        that are set together with the launches.
+        words: addresses of arrays, then of scratch memory. new: structs of addresses, and arguments
+        that depend on changing numbers. stream: its address. marks: functions that set flags, after
+        the first launch and the last.
         A call takes its block from the free ones until its last launch, so that other threads and
         nested calls use other blocks.
         """
@@ -597,7 +601,7 @@ class Packed:
                 known[i] = value
 
     def _note(self, words: Sequence[int], new: Sequence[Any], stream: int) -> None:
-        """Note the launches in this thread's recording, with a block of their own."""
+        """Add the launches of `run` to this thread's recording, with a block of their own."""
         current = recording.current()
         if current is not None:
             block = self._block()

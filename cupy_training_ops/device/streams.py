@@ -84,12 +84,10 @@ class Streams:
 
 
 class Cuda(Streams):
-    """CuPy's current stream of one device, and a side stream.
-
-    first: the side stream has the highest priority.
-    """
+    """CuPy's current stream of one device, and a side stream."""
 
     def __init__(self, device: int, first: bool = False) -> None:
+        """Make a side stream on a device; first: of the highest priority."""
         self._cuda = sys.modules["cupy"].cuda
         self._device = device
         with self._cuda.Device(device):

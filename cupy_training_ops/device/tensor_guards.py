@@ -80,12 +80,10 @@ def versions(dicts: Sequence[dict[str, Any]]) -> list[int] | None:
 
 
 class Watched:
-    """A guard that says if tensors have the addresses and metadata of its making.
-
-    own: tensors of which only addresses are compared. before: `state` of each of `tensors`.
-    """
+    """A guard that says if tensors still have the addresses and metadata of its making."""
 
     def __init__(self, tensors: Tensors, own: Tensors = ()) -> None:
+        """tensors: to be watched. own: more, of which only addresses are compared."""
         self.tensors = tuple(tensors)
         self.before = list(map(state, self.tensors))
         self._every = (*self.tensors, *own)

@@ -40,6 +40,7 @@ class TensorBackend(CudaBackend):
 
     def __init__(self) -> None:
         n_devices = torch.cuda.device_count()
+        # Number of each device; a KeyError says that a tensor is on none of them.
         self.devices = {torch.device("cuda", index): index for index in range(n_devices)}
 
     def info(self, array: Tensor) -> Info:
@@ -58,7 +59,7 @@ class TensorBackend(CudaBackend):
         return (self, dtype, array.shape, address % 16 == 0, strides, device)
 
     def infos(self, arrays: Sequence[Tensor | None]) -> list[Info | None]:
-        """Return the `info` of each tensor, None for None."""
+        """Return the tuple of `info` (backend, dtype, ...) for each tensor; None for None."""
         return [None if array is None else self.info(array) for array in arrays]
 
     def pointers(self, arrays: Sequence[Tensor | None]) -> list[int]:

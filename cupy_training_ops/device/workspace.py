@@ -88,20 +88,23 @@ class Workspaces(Locked):
 
     def __init__(self, op: str) -> None:
         super().__init__()
-        self._op = op
-        self.depth = 0
+        self._op = op  # its name, for messages
+        self.depth = 0  # calls that are between two of their launches
+        # By backend, device, stream, depth.
         self._stores: dict[tuple[Backend, int, Hashable, int], Store] = {}
-        self._retired: list[Array] = []
-        self._poisons = False
+        self._retired: list[Array] = []  # buffers that were too small
+        self._poisons = False  # new bytes are POISON, for tests
 
     def recover(self) -> None:
         """Reset `depth`: no call is between two launches any more."""
         self.depth = 0
 
     def get(self, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int) -> Store:
-        """Return the current stream's store, of at least so many bytes of each kind.
+        """Return scratch memory for a call on the device's current stream, one Store for each.
 
         plain_nbytes: bytes of any value; zeros_nbytes: bytes that are 0 before and after a call.
+        Under capture it has to exist already, and belongs to graphs from then on: later calls get
+        another one.
         """
         stores: Stores | None = getattr(_state, "stores", None)
         if stores is not None:

@@ -105,6 +105,7 @@ def division(lines: Lines, registers: Registers, aligned: bool, kernels: Kernels
         bundles = _bundles(lines, registers, kernels.bundles) if aligned else None
         return bundles or _columns(lines, registers, kernels.columns)
     n_slots = lines.length // registers.width
+    # Elements before the first aligned slot and after the last: at most width - 1 each.
     least = 1 if lines.length % registers.width == 0 else 2 * registers.width - 2
     divided = _rows(lines, registers, n_slots, least, kernels)
     return _full_rows(divided, registers, kernels) if least == 1 else divided
@@ -159,7 +160,7 @@ def _columns(lines: Lines, registers: Registers, kernel: str) -> Division:
     """Divide columns: neighbouring lines among threads along x, elements of a line along y, lines
     of other n_outer along z."""
     depth = registers.nbytes // VEC_NBYTES // registers.n_arrays  # elements of a line a thread
-    x = min(_power(lines.stride), WARP)
+    x = min(_power(lines.stride), WARP)  # first a warp side by side, more if y leaves room
     most = registers.column_threads // x
     y = min(_power(ceil_div(lines.length, depth)), most)
     y = max(y, min(_power(lines.length), WARP // x))  # elements side by side, where lines are not

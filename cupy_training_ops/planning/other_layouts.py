@@ -16,10 +16,10 @@ class Copies:
     """Transposed copies, in scratch memory, of arrays that a plan reads or writes.
 
     A plan is made with the specs that `source` and `target` return, and completed by `plan`.
-    symbol: the kernel that transposes, compiled with these slots.
     """
 
     def __init__(self, symbol: str, slots: Mapping[str, str]) -> None:
+        """symbol: the kernel that transposes, compiled with these slots."""
         self._symbol, self._slots = symbol, slots
         self.scratch = ScratchMemory()
         self.pieces: dict[int, Scratch] = {}  # by the place of the spec that stands for each
@@ -52,7 +52,8 @@ class Copies:
     def copy(self, spec: Spec, *, last: bool) -> tuple[Spec, Scratch]:
         """Return (a spec that stands for a copy of an array, the copy's scratch memory).
 
-        Its place is -2, -3, ..., by which `plan` finds it in arguments; -1 is no place.
+        last: the copy has its channels last. Its place is -2, -3, ..., by which `plan` finds it in
+        arguments; -1 is no place.
         """
         piece, place = self.scratch.take(spec.size, spec.dtype), -2 - len(self.pieces)
         self.pieces[place] = piece
