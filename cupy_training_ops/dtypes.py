@@ -69,7 +69,10 @@ def element_type(dtype: DTypeLike) -> ElementType:
 
 
 def to_dtype(value: object) -> Dtype:
-    """A dtype, a NumPy scalar type, a name such as "bfloat16", or an ONNX type number."""
+    """A dtype, a NumPy scalar type, a name such as "bfloat16", or an ONNX type number.
+
+    Returns the np.dtype; DtypeError for other values, and for dtypes that are not in the table.
+    """
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         row = _BY_ONNX.get(int(value))
     elif isinstance(value, str):

@@ -312,7 +312,11 @@ class Op(Operator):
         return inputs, out, self._call_key(inputs, out, names)
 
     def _call_key(self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None) -> Key:
-        """Return the key of a call; KeyError or TypeError if an argument has to be converted."""
+        """Return what identifies the cached call: dtypes, shapes, alignments, host values, ...
+
+        (for each input its key, for each item of `out`, names of outputs, backend and device or
+        False). KeyError or TypeError if an argument has to be converted first.
+        """
         if len(inputs) > len(self._readers):
             checks.count(self.name, self.inputs, len(inputs))
         known: list[object] = []

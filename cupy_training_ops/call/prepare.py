@@ -116,7 +116,10 @@ def _every_key(op: Declaration, inputs: Keys) -> tuple[list[Any], int | None]:
 
 
 def _freeze(op: Declaration, declared: Input, key: Any) -> object:
-    """Return the converted value of a static host input by its key; None for other inputs."""
+    """Return the converted value of a static host input; None for other inputs.
+
+    key: `host_key` of the value, which holds it, or CHANGES or None.
+    """
     if key is None and declared.memory != "device" and not declared.optional:
         refuse(op.name, declared.name, "a value", "None")
     if declared.memory != "host" or key is None or key is CHANGES:
@@ -173,7 +176,8 @@ def _check_inputs(
 
 
 def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:
-    """Return the arguments of `infer` and `plan`: specs, tuples of them, Changing, host values.
+    """Return for each declared input the argument of `infer` and `plan`: Spec, a tuple of Specs,
+    Changing, a host value or None.
 
     keys, fixed: the key of each input, and its value if that is on the host.
     """

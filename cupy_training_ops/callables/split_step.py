@@ -82,7 +82,7 @@ class SplitStep:
         self._yielded: Yielded | None = None
 
     def run_forward(self, *inputs: object) -> tuple[Any, ...]:
-        """Run the function up to its YieldOp; return the arrays that it yields there."""
+        """Call the function with these inputs, up to its YieldOp; return the arrays it yields."""
         with self._alone():
             self._end("new")
             generator = self._function(*inputs)

@@ -147,7 +147,7 @@ def thread_options() -> tuple[str, ...]:
 
 
 def _compiles(code: str, options: tuple[str, ...]) -> bool:
-    """Return True if NVRTC compiles this source with these options."""
+    """Return True if NVRTC compiles this source text with these options."""
     compiler = nvrtc()
     program = compiler.createProgram(code, "asks.cu", (), ())
     try:
