@@ -231,7 +231,7 @@ class Op(Operator):
         workspace: object = None,
         **by_name: object,
     ) -> BoundCall | OpenCall:
-        """The call with these arguments, checked once, as an object that only launches.
+        """Return the call with these arguments, checked once, as an object that only launches.
 
         An input `...` stays open: each call of the object passes it by name, and checks it.
         The object also takes, by name, values that change from call to call (a learning rate, a

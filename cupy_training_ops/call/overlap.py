@@ -162,9 +162,10 @@ class RepeatedOverlap:
                 self._known = np.array(spans, np.int64)
 
     def _may_share(self, first: Addresses, spans: Addresses) -> bool:
-        """Return True if a new array begins before the end of a span that it reaches into.
+        """Return True if a new array overlaps a span.
 
-        first: addresses of the new arrays. spans: rows (start, end), sorted; none overlap.
+        first: addresses of the new arrays. spans: rows (start, end), sorted; none overlap. Of each
+        array only the first span that ends after its start is compared.
         """
         starts, ends = spans.T
         next_to_end = np.searchsorted(ends, first, side="right")

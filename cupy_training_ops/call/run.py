@@ -69,12 +69,12 @@ class Call:
         self.has_tensors = self.backend.has_tensors
         self.records = self.has_tensors and not prepared.detaches  # autograd may record
         self.checks, self.check_numbers = prepared.checks, prepared.check_numbers
-        self.changing = prepared.changing
+        self.changing = prepared.changing  # indices of inputs that change from call to call
         self.supplied, self.always = prepared.supplied, prepared.always
         self._classify_results(prepared)
         self._classify_inputs(prepared)
         self.overlap = overlap(prepared)
-        self.writes = tuple([each.place for each in list_writes(prepared)])
+        self.writes = tuple([each.place for each in list_writes(prepared)])  # of arrays, then out
         is_checked = bool(self.checks or self.check_numbers is not None)
         self.has_checks = is_checked or self.supplied is not None
 
@@ -573,7 +573,8 @@ class KernelCall(Call):
         self.aliases = np.array(places, np.intp)
 
     def placed_at(self, addresses: Addresses) -> Placed | None:
-        """Add results' addresses to those of arrays: an overwritten input's, out's, or 0."""
+        """Return (addresses of arrays, then of results: an overwritten input's, out's or 0; structs
+        of them); None if results are new arrays."""
         if self.makes_arrays:
             return None
         n_arrays = len(self.prepared.arrays)

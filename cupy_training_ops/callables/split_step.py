@@ -75,11 +75,11 @@ class SplitStep:
         if not callable(function):
             refuse(_NAME, "function", "a generator function", shown(function))
         self._function = function
-        self._called = getattr(function, "__qualname__", type(function).__name__)
+        self._called = getattr(function, "__qualname__", type(function).__name__)  # in messages
         self._turn = _Turn()
         self._state: State = "new"
-        self._generator: Running | None = None
-        self._yielded: Yielded | None = None
+        self._generator: Running | None = None  # of a forward that waits for its backward
+        self._yielded: Yielded | None = None  # by that forward
 
     def run_forward(self, *inputs: object) -> tuple[Any, ...]:
         """Call the function with these inputs, up to its YieldOp; return the arrays it yields."""

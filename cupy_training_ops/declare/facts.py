@@ -90,7 +90,7 @@ class Struct:
         return CType(self.name, self.of().dtype)
 
     def of(self, argument: Argument | None = None) -> Layout:
-        """Return the layout for a template argument; None for a struct that is no template."""
+        """Return the layout; argument: of the template, None if the struct is none."""
         if argument not in self._layouts:
             fields = [(name, *_field_type(field, argument)) for name, field in self.fields.items()]
             spelled = element_type(argument).c_type if isinstance(argument, np.dtype) else argument

@@ -257,7 +257,7 @@ def _at(places: Sequence[int], make: Callable[[Any], object]) -> Address:
     last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]
 
     def fill(addresses: Sequence[int] | Addresses) -> object:
-        """Return the table of these addresses, from the last call if they are the same."""
+        """Return `make` of those at `places`, from the last call if they are the same."""
         if len(index) > 1 and isinstance(addresses, np.ndarray):  # vectorised, not cached
             return make(addresses[index])
         picked = pick(addresses)

@@ -74,7 +74,7 @@ class ElementwiseOp(Op):
     nbytes: ClassVar[int] = NBYTES
 
     def infer(self, *inputs: object) -> tuple[Spec | None, ...]:
-        """Return for each output the first input's shape; refuse inputs of other shapes."""
+        """Return for each output a Spec with the first input's shape; refuse inputs of others."""
         pairs = zip(self.inputs, inputs, strict=True)
         arrays = {item.name: spec for item, spec in pairs if isinstance(spec, Spec)}
         row = arrays.pop(self.row, None)
