@@ -231,7 +231,10 @@ Inferred = Single | tuple[Spec | Open | None, ...]  # of a variadic one each of 
 
 
 def integer(value: Any) -> int:
-    """An integer."""
+    """An integer.
+
+    Return it as an int; ArgumentError for other values, and for more than MAX_BITS bits.
+    """
     if isinstance(value, bool | np.bool_):
         raise ArgumentError(f"expected an integer, got {shown(value)}")
     try:
@@ -245,7 +248,10 @@ def integer(value: Any) -> int:
 
 
 def real(value: object) -> float:
-    """A real number."""
+    """A real number.
+
+    Return it as a float; ArgumentError for other values. NaN and infinities are accepted.
+    """
     if isinstance(value, _REAL) and not isinstance(value, bool):
         try:
             return float(value)
@@ -256,26 +262,35 @@ def real(value: object) -> float:
 
 
 def boolean(value: object) -> bool:
-    """A bool (0 or 1 in ONNX)."""
+    """A bool (0 or 1 in ONNX).
+
+    Return it as a bool; ArgumentError for other values.
+    """
     if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise ArgumentError(f"expected a bool, got {shown(value)}")
 
 
 def single(value: object) -> object:
-    """The one element of an array or a sequence, as a Python value; anything else as it is."""
+    """Return the one element of an array or a sequence as a Python value; others as they are."""
     while isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     return value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
 
 
 def flag(value: object) -> bool:
-    """A bool, also in an array or a sequence of one element."""
+    """A bool, also in an array or a sequence of one element.
+
+    Return it as a bool; ArgumentError for other values.
+    """
     return boolean(single(value))
 
 
 def finite(value: object) -> float:
-    """A number that is neither NaN nor infinite."""
+    """A number that is neither NaN nor infinite.
+
+    Return it as a float; ArgumentError for other values.
+    """
     number = real(value)
     if not math.isfinite(number):
         raise ArgumentError(f"expected a finite number, got {number}")
@@ -283,7 +298,10 @@ def finite(value: object) -> float:
 
 
 def positive_or_zero(value: object) -> float:
-    """A finite number of at least 0."""
+    """A finite number of at least 0.
+
+    Return it as a float; ArgumentError for other values.
+    """
     number = real(value)
     if not 0 <= number < math.inf:
         raise ArgumentError(f"expected a finite number of at least 0, got {number}")
@@ -291,7 +309,10 @@ def positive_or_zero(value: object) -> float:
 
 
 def integers(value: Any) -> tuple[int, ...]:
-    """Integers: a sequence, a NumPy array of rank 1, or one integer."""
+    """Integers: a sequence, a NumPy array of rank 1, or one integer.
+
+    Return a tuple of ints; ArgumentError for other values.
+    """
     rank = _rank(value)
     if rank > 1:
         raise ArgumentError(f"expected integers in rank 1, got {shown(value)}")
@@ -303,28 +324,40 @@ def integers(value: Any) -> tuple[int, ...]:
 
 
 def reals(value: Any) -> tuple[float, ...]:
-    """Real numbers: a sequence or a NumPy array of rank 1."""
+    """Real numbers: a sequence or a NumPy array of rank 1.
+
+    Return a tuple of floats; ArgumentError for other values.
+    """
     if _rank(value) != 1:
         raise ArgumentError(f"expected numbers in rank 1, got {shown(value)}")
     return tuple(map(real, value))
 
 
 def shape(value: object) -> tuple[int, ...]:
-    """A shape: integers of at least 0."""
+    """A shape: integers of at least 0.
+
+    Return a tuple of ints; ArgumentError for a shape that no array can have.
+    """
     extents = integers(value)
     limits.refuse(limits.of_shape(extents))
     return extents
 
 
 def lengths(value: object) -> tuple[int, ...]:
-    """Lengths: integers of at least 0."""
+    """Lengths: integers of at least 0.
+
+    Return a tuple of ints; ArgumentError for other values, and for too many.
+    """
     listed = integers(value)
     limits.refuse(limits.of_list(len(listed)) or limits.of_lengths(listed))
     return listed
 
 
 def count(value: object) -> int:
-    """A number of arrays: an integer of at least 1."""
+    """A number of arrays: an integer of at least 1.
+
+    Return it as an int; ArgumentError for other values, and for more than a list may have.
+    """
     n = integer(value)
     if n < 1:
         raise ArgumentError(f"expected at least 1, got {n}")

@@ -36,7 +36,10 @@ MAX_STEP = 2**63 - 1  # int64 does not hold the next one
 
 
 def first_step(value: object) -> int:
-    """A step, counted from 1, that int64 has room for, and the one after it."""
+    """A step, counted from 1, that int64 has room for, and the one after it.
+
+    Return it as an int; ArgumentError for other values.
+    """
     step = integer(value)
     if step < 1:
         raise ArgumentError(f"expected a step of at least 1, got {shown(step)}")
@@ -46,7 +49,10 @@ def first_step(value: object) -> int:
 
 
 def not_negative(value: object) -> float:
-    """A number of at least 0."""
+    """A number of at least 0.
+
+    Return it as a float; ArgumentError for other values.
+    """
     number = real(value)
     if not number >= 0:
         raise ArgumentError(f"expected a number of at least 0, got {number}")
@@ -54,7 +60,10 @@ def not_negative(value: object) -> float:
 
 
 def above_zero(value: object) -> float:
-    """A number above 0."""
+    """A number above 0.
+
+    Return it as a float; ArgumentError for other values.
+    """
     number = real(value)
     if not number > 0:
         raise ArgumentError(f"expected a number above 0, got {number}")
@@ -62,12 +71,18 @@ def above_zero(value: object) -> float:
 
 
 def scale(value: object) -> float:
-    """A loss scale: finite, and above 0."""
+    """A loss scale: finite, and above 0.
+
+    Return it as a float; ArgumentError for other values.
+    """
     return above_zero(finite(value))
 
 
 def limit(value: object) -> float:
-    """A lower or upper limit, not NaN."""
+    """A lower or upper limit, not NaN.
+
+    Return it as a float; ArgumentError for other values.
+    """
     number = real(value)
     if math.isnan(number):
         raise ArgumentError("expected a number, got nan")
@@ -75,7 +90,10 @@ def limit(value: object) -> float:
 
 
 def decay(value: object) -> float:
-    """A finite number of at least 0, below 1 where biases are corrected."""
+    """A finite number of at least 0, below 1 where biases are corrected.
+
+    Return it as a float; ArgumentError for other values. Below 1 is checked elsewhere.
+    """
     number = real(value)
     if not 0 <= number < math.inf:
         raise ArgumentError(f"expected a finite number of at least 0, got {number}")
@@ -83,7 +101,10 @@ def decay(value: object) -> float:
 
 
 def seed(value: object) -> int:
-    """An integer from 0 on, below 2^64."""
+    """An integer from 0 on, below 2^64.
+
+    Return it as an int; ArgumentError for other values.
+    """
     number = integer(value)
     if not 0 <= number < 2**64:
         raise ArgumentError(f"expected a seed from 0 on, below 2^64, got {shown(number)}")

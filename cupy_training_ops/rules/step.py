@@ -14,7 +14,7 @@ from .widening import cast
 
 
 def number(value: object, absent: float = 1.0) -> float:
-    """An option of a step as a float: a number, an array of one element, or `absent` for None."""
+    """Return an option of a step, a number or an array of one element, as a float; None: absent."""
     return absent if value is None else float(np.ravel(np.asarray(value))[0])
 
 
