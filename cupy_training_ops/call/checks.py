@@ -18,11 +18,11 @@ from ..dtypes import BOOL, FLOAT64, Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut, raise_if_from_handler, refuse, shown
 from .keys import NUMBERS
 
-Bindings = dict[str, Dtype]
+Bindings = dict[str, Dtype]  # by type variable, such as "T"
 
 
 def unknown(op: Declaration, name: str) -> NoReturn:
-    """Refuse a name that is not declared, or that belongs elsewhere."""
+    """Refuse an argument's name that is not declared, or belongs to the constructor or the call."""
     inputs, attributes = ([item.name for item in items] for items in (op.inputs, op.attributes))
     expected = f"an attribute among {attributes} or an input among {inputs}"
     got = "an unknown one"
@@ -67,7 +67,10 @@ def exists(op: str, argument: str, spec: Spec) -> None:
 
 
 def bind(op: Declaration, declared: Input, name: str, dtype: Dtype, bound: Bindings) -> None:
-    """Bind the declared type variable to `dtype`, or refuse the dtype."""
+    """Bind an input's type variable to the dtype of its array; refuse one that does not fit.
+
+    name: of the array in messages. bound: variables bound so far, to which this one is added.
+    """
     allowed = op.types.get(declared.type) or (to_dtype(declared.type),)
     if dtype not in allowed:
         expected = dtype_names(allowed)
@@ -81,7 +84,7 @@ def bind(op: Declaration, declared: Input, name: str, dtype: Dtype, bound: Bindi
 
 
 def row(op: Declaration, bound: Bindings) -> None:
-    """Refuse a combination of types that is in none of the declared rows."""
+    """Refuse a combination of bound types that is in no declared row, if there are rows."""
     types = op.types
     if isinstance(types, TypeRows) and not types.fitting(bound):
         nearest = types.nearest(bound)[:3]
@@ -96,7 +99,7 @@ def _dtypes(op: Declaration, row: Mapping[str, Dtype], bound: Bindings) -> str:
 
 
 def _arguments(op: Declaration) -> dict[str, str]:
-    """Return the first argument of each type variable, preferably a required one."""
+    """Return {type variable: name of its first input, preferably a required one, or attribute}."""
     inputs = sorted(op.inputs, key=lambda item: item.optional)
     names = {attribute.type: attribute.name for attribute in reversed(op.attributes)}
     return names | {item.type: item.name for item in reversed(inputs)}
@@ -132,7 +135,7 @@ def from_front(op: str, axis: int, rank: int) -> int:
 
 
 def one_place(op: str, places: Mapping[str, str]) -> None:
-    """Refuse arrays on different devices."""
+    """Refuse arrays on different devices; places: device in words by name of array."""
     if len(set(places.values())) > 1:
         where = ", ".join(f"{name} is on {place}" for name, place in places.items())
         raise ArgumentError(f"{op}: expected all arrays in one place, got: {where}")
@@ -153,7 +156,7 @@ def output(op: str, argument: str, expected: Spec, got: Spec) -> None:
 
 
 def frozen_attributes(op: Declaration, named: Mapping[str, object]) -> dict[str, object]:
-    """Check and freeze attribute values; every error names the attribute."""
+    """Return {name: converted value} for all attributes, defaults included; refuse wrong ones."""
     known = {attribute.name for attribute in op.attributes}
     for name in named:
         if name not in known:
@@ -170,7 +173,7 @@ def frozen_attributes(op: Declaration, named: Mapping[str, object]) -> dict[str,
 
 
 def convert_value(op: str, declared: Attribute | Input, value: object) -> object:
-    """Return a value in frozen form; errors name operator and argument."""
+    """Return the immutable form of an attribute or a host value; errors name `op` and argument."""
     try:
         return declared.convert(value) if declared.convert else value
     except OpError as error:
@@ -184,12 +187,13 @@ def convert_value(op: str, declared: Attribute | Input, value: object) -> object
 
 
 class Freezing:
-    """Freezes a value that changes from call to call; refuses one that its type cannot represent.
+    """Converts a host input that changes from call to call; refuses what its type cannot represent.
 
     A number equal to the previous one gives the same object, by which derived arguments are cached.
     """
 
     def __init__(self, op: str, declared: Input) -> None:
+        """op: name for messages. declared: the input, with its converter and its type."""
         self._op, self._declared, self._holder = op, declared, _holder(declared.type)
         self._last: tuple[object, object] = (object(), None)
 
@@ -216,7 +220,7 @@ class Freezing:
 class _Holder(NamedTuple):
     """The range of numbers of a type; real types include infinities and NaN."""
 
-    words: str
+    words: str  # for messages
     dtype: Dtype
     least: float
     most: float
@@ -232,7 +236,8 @@ class _Holder(NamedTuple):
 
 
 def _holder(declared: str) -> _Holder | None:
-    """Return the range of a declared type; of a type variable, that of core/either.cuh."""
+    """Return the range of a dtype by name, None if it holds all numbers; of a type variable, whose
+    dtype is not known: 64-bit integers, signed or not, and reals."""
     try:
         dtype = to_dtype(declared)
     except DtypeError:

@@ -21,7 +21,7 @@ from ..declare.schema import Input
 from ..errors import raise_if_from_handler
 from .backends import BACKENDS, TENSORS, info, infos, is_array
 
-Reader = Callable[[Any], object]
+Reader = Callable[[Any], object]  # from the value of an input to its key
 
 _INTEGERS = frozenset((int,))
 _TUPLES = frozenset((tuple,))
@@ -99,7 +99,7 @@ def array_keys(values: object) -> tuple[object, ...]:
 
 
 def reader(item: Input) -> Reader:
-    """Return the function that makes an input's key."""
+    """Return the function that makes the key of this input's values."""
     if item.memory == "either":
         return either_key
     if item.memory == "host":
@@ -110,7 +110,7 @@ def reader(item: Input) -> Reader:
 
 
 def out_key(out: Sequence[Any]) -> tuple[object, ...]:
-    """Return the keys of `out`, a tuple for a list."""
+    """Return the key of each item of `out`: Info of an array, None, a tuple of keys for a tuple."""
     keys: list[object] = []
     for array in out:
         if array is None or type(array) is tuple:
@@ -163,12 +163,12 @@ class SameArrays:
 
     backend: Backend
     declared: Sequence[Input]
-    readers: Sequence[Reader]
+    readers: Sequence[Reader]  # for each declared input
     keys: tuple[object, ...]  # of host values
-    identities: tuple[int, ...]
+    identities: tuple[int, ...]  # `id` of each array
     references: tuple[weakref.ref[Array], ...]
     dead: Sequence[object]  # references of freed arrays, whose identity may be reused
-    states: list[object] | None  # what may change of an array
+    states: list[object] | None  # of each array, what may change of it; None: not compared
 
     @classmethod
     def of(
@@ -180,8 +180,9 @@ class SameArrays:
         out: Sequence[Any] = (),
         by_memory: bool = False,
     ) -> SameArrays | None:
-        """Make a guard of these arguments; None if they have no keys.
+        """Make a guard of these arguments; None if they have no keys, or no array is on a GPU.
 
+        inputs: for each declared input a value or None. out: a tuple in it stands for a list.
         by_memory: an array may change its shape.
         """
         dead = list[object]()
@@ -199,7 +200,7 @@ class SameArrays:
         return cls(backend, declared, readers, keys, identities, references, dead, states)
 
     def has(self, inputs: Sequence[Any], out: Sequence[Any] = ()) -> bool:
-        """Return True if these arguments are the same."""
+        """Return True if these arguments, as of `of`, have the same arrays and host values."""
         try:
             arrays = _arrays(self.declared, inputs, out)
             if self.dead or tuple(map(id, arrays)) != self.identities:
@@ -238,13 +239,19 @@ def _require_list(value: Any) -> Sequence[Any]:
 def _keys(
     declared: Sequence[Input], readers: Sequence[Reader], inputs: Sequence[Any], out: Sequence[Any]
 ) -> tuple[object, ...]:
-    """Return what may differ between calls with the same arrays: lengths of lists, host values."""
+    """Return what may differ between calls with the same arrays in the same order.
+
+    (for each item of `out` the length of a tuple or None, for each input its `_key`).
+    """
     lengths = tuple([len(value) if isinstance(value, tuple) else None for value in out])
     return lengths, tuple(map(_key, declared, readers, inputs))
 
 
 def _key(item: Input, read: Reader, value: object) -> object:
-    """Return the key of an input but for its arrays; KeyError or TypeError as `reader`'s."""
+    """Return the length of a list of arrays, the key of a host value, or None for one array.
+
+    KeyError or TypeError for a value without a key.
+    """
     if item.memory == "device" and isinstance(value, list | tuple):
         return len(value)
     if value is None or (item.memory != "host" and is_array(value)):
