@@ -23,7 +23,7 @@
 //                    blocks share channels: Scratch, Counters and facts::Schedule, see schedule.cuh
 //     before         for each item of work the one that its block summed before: own_parts.cuh
 //     residual       if RELU is 1, y = relu(normalized x + residual); null for none
-//     y, residual_grad   if RELU is 1, in the gradient: relu's output; the residual's gradient or null
+//     y, residual_grad   of the gradient, if RELU is 1: relu's output; the residual's gradient
 //     n              elements of a channel
 #include "algorithm/transpose.cuh"
 #include "batch_norm/columns.cuh"
