@@ -88,8 +88,8 @@ struct Counters {
         __syncthreads();
         if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
     }
-    // Waits until `finished` was called for the tile. All threads of a block call it, n blocks (or
-    // one of them several times) in all; the last call resets the counter to 0.
+    // Waits until `finished` was called for the tile. All threads of a block call it, once for each
+    // of the tile's n parts; the last call resets the counter to 0.
     __device__ void wait(u32 tile, u32 n) const {
         if (threadIdx.x == 0) {
             while (load_acquire(applied(tile)) < 1) {
