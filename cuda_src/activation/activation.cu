@@ -33,6 +33,7 @@ __device__ __forceinline__ bool is_positive(double x) { return x > 0.0; }
 struct ReluGrad {
     __device__ void operator()(ACC dy, ACC x, ACC& dx) const { dx = is_positive(x) ? dy : ACC(0); }
 };
+// One element of leaky_relu_grad: dx = dy, or alpha dy where y <= 0.
 struct LeakyReluGrad {
     ACC alpha;
     __device__ void operator()(ACC dy, ACC y, ACC& dx) const {
@@ -75,6 +76,7 @@ struct QuickGelu {
     ACC alpha;
     __device__ void operator()(ACC x, ACC& y) const { y = gated(x, alpha * x); }
 };
+// One element of quick_gelu_grad: dy times the derivative of x / (1 + e^(-alpha x)).
 struct QuickGeluGrad {
     ACC alpha;
     __device__ void operator()(ACC dy, ACC x, ACC& dx) const {
@@ -85,6 +87,7 @@ struct QuickGeluGrad {
 struct SwiGlu {
     __device__ void operator()(ACC a, ACC b, ACC& y) const { y = gated(a, a) * b; }
 };
+// One element of swi_glu_grad: the gradients of y = a s b, s = 1 / (1 + e^-a), by a and b.
 struct SwiGluGrad {
     __device__ void operator()(ACC dy, ACC a, ACC b, ACC& da, ACC& db) const {
         da = dy * b * quick_gelu_slope(a);
@@ -94,6 +97,7 @@ struct SwiGluGrad {
 struct FastGeGlu {
     __device__ void operator()(ACC a, ACC b, ACC& y) const { y = fast_gelu_value(a) * b; }
 };
+// One element of fast_ge_glu_grad: the gradients of y = fast_gelu_value(a) b by a and b.
 struct FastGeGluGrad {
     __device__ void operator()(ACC dy, ACC a, ACC b, ACC& da, ACC& db) const {
         da = dy * b * fast_gelu_slope(a);

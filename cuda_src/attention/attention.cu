@@ -79,6 +79,7 @@ struct Forward {
     Sums<BANDS, HEAD> sums;
     Sum largest[BANDS][2], total[BANDS][2];
 
+    // The state before the first tile of keys.
     __device__ __forceinline__ Forward() {
         for_each<BANDS, HEAD>([&](int m, int n, int i, int, int) { sums[m][n][i] = 0; });
 #pragma unroll

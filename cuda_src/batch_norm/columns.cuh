@@ -107,6 +107,7 @@ struct InColumns {
 
     __device__ i64 n_channels() const { return columns.n_channels; }
     __device__ i64 length() const { return columns.length; }
+    // The number of the tile's first channel.
     __device__ i64 first_channel(u32 tile) const {
         return static_cast<i64>(tile) * columns.tile_channels;
     }

@@ -70,6 +70,7 @@ struct Normalization {
         const A first = n > 0 ? to_acc(arrays[0][channel * length]) : A(0);
         return isfinite(first) ? first : A(0);
     }
+    // What `coefficients` takes of a channel beside its sums.
     __device__ ChannelInputs<A> channel_inputs(i64 channel) const {
         return {scale[channel], bias[channel]};
     }
@@ -135,6 +136,7 @@ struct Gradient {
     __device__ bool writes() const { return result || (MASKS && residual_grad); }
     // Sums are of x - mean.
     __device__ A reference(i64 channel, i64, i64) const { return mean[channel]; }
+    // What `coefficients` takes of a channel beside its sums.
     __device__ ChannelInputs<A> channel_inputs(i64 channel) const {
         return {scale[channel], inv_std[channel]};
     }

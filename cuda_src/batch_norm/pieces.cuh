@@ -25,6 +25,7 @@ struct Cursor {
     i64 slot, element;  // number of the slot in its piece; index of its first element in the array
     i32 left;           // slots of the part from this one on; none if it is <= 0
 
+    // At the thread's first slot of part `part` of a channel.
     __device__ Cursor(const Pieces& pieces, i64 channel, u32 part) {
         const i64 first = part * pieces.span + threadIdx.x;
         const i64 rest = pieces.n_slots - first, own = pieces.span - threadIdx.x;

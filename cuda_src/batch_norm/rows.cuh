@@ -49,6 +49,7 @@ struct Rows {
                 if (u < n) registers[a][u] = *reinterpret_cast<const Slot*>(slots);
             }
     }
+    // Element i of the slot in row u of an array, as its accumulator type.
     __device__ Acc<T> at(int array, int u, int i) const {
         return Unit::at(registers[array][u].at, i);
     }
@@ -62,6 +63,7 @@ struct Rows {
     }
 
   private:
+    // The slot at `from`; not aligned: its n_columns elements, then zeros.
     template <bool STREAMING>
     __device__ Slot load_slot(const T* from, bool aligned) const {
         const auto* const slot = reinterpret_cast<const Slot*>(from);

@@ -30,6 +30,7 @@ __device__ __forceinline__ void wait_but(int last) {
 // sums.cuh for one channel.
 template <class A>
 struct OverLanes {
+    // All lanes of the warp call it.
     template <int K>
     __device__ void operator()(A (&values)[K][1]) const {
 #pragma unroll
@@ -47,6 +48,7 @@ template <class A, int FIELDS>
 struct Shared {
     A *thread_sums, *inputs, *references, *coefficients, *totals;
 
+    // Lays the arrays out from `from` on. n_threads: threads with columns; channels: of a tile.
     __device__ Shared(A* from, u32 n_threads, u32 channels)
         : thread_sums(from),
           inputs(thread_sums + 2 * FIELDS * n_threads),
@@ -83,6 +85,7 @@ struct InShared {
     u32 turn = 0;  // which copy of inputs and references is this tile's
     i32 head = 0;  // place in the ring of the tile's first row
 
+    // memory: the block's dynamic shared memory.
     __device__ InShared(const Op& op, const StagedTiles& tiles, u8* memory)
         : op(op),
           tiles(tiles),
@@ -249,6 +252,7 @@ struct InShared {
         put(sums.columns(0, at.split), 0);
         if (at.split < W) put(sums.columns(at.split, W), 1);
     }
+    // Stores `sums` as the thread's set `group`.
     __device__ void put(const State& sums, int group) const {
         sums.store(sums_of(group) + at.entry(), at.n_threads());
     }

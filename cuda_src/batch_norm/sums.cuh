@@ -43,6 +43,8 @@ struct OverBlock {
     A* warp_sums;  // shared memory, four entries for each warp
     mutable u32 n_sums = 0;
 
+    // values[k][0] = sum over all threads, k < K, by way of an entry of shared memory for each
+    // warp.
     template <int K>
     __device__ void operator()(A (&values)[K][1]) const {
         static_assert(K <= 2);
@@ -73,6 +75,8 @@ struct OverColumns {
     u32 n_columns, length;
     A* thread_sums;  // shared memory, K * N * THREADS entries
 
+    // Writes the values to shared memory; then each of the K N columns of entries is added up by
+    // one thread of each x, and all threads read the sums of their channels.
     template <int K, int N>
     __device__ void operator()(A (&values)[K][N]) const {
         __syncthreads();
@@ -85,6 +89,7 @@ struct OverColumns {
     }
 
   private:
+    // The entry of sum k of column i of thread (column, row); n: columns of a thread.
     __device__ A& at(u32 k, u32 n, int i, u32 row, u32 column) const {
         return thread_sums[(k * n + i) * THREADS + row * width + column];
     }

@@ -21,6 +21,8 @@ struct Place {
     i32 n_rows;   // rows of the thread in each of them
     i64 pitch;    // elements from a row of the thread to its next
 
+    // This thread's: x is the faster index; W columns reach into the next channel if it begins less
+    // than W columns on.
     __device__ explicit Place(const StagedTiles& tiles) : tiles(tiles) {
         x = threadIdx.x % tiles.width, y = threadIdx.x / tiles.width;
         height = blockDim.x / tiles.width;
@@ -41,6 +43,7 @@ struct Place {
         const i64 rest = tiles.n_channels - first_channel(tile);
         return rest < tiles.tile_channels ? static_cast<u32>(rest) : tiles.tile_channels;
     }
+    // The number of the tile's first channel.
     __device__ i64 first_channel(u32 tile) const {
         return static_cast<i64>(tile) * tiles.tile_channels;
     }

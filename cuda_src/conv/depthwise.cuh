@@ -89,6 +89,7 @@ __device__ __forceinline__ void read_line(const E* line, const DepthwiseLayout& 
     }
 }
 
+// A strip: STRIP neighbouring positions along the last axis.
 struct Strip {
     i32 at[3];  // its first position, along the three axes
 };

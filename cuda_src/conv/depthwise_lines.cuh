@@ -16,6 +16,7 @@ struct Own {
     i32 first, across, down;  // first: the tile's first channel
     i32 row, vector;
 
+    // Of tile number `tile` of channels; the last one may have fewer vectors.
     __device__ __forceinline__ Own(const DepthwiseLayout& layout, u32 tile) {
         const i32 before = tile * LINE_VECTORS;
         first = before * V;

@@ -36,6 +36,7 @@ struct TileOfPositions {
     u32 n;
     i32 at[2];
 
+    // height: rows of a tile.
     __device__ __forceinline__ TileOfPositions(const DirectLayout& layout, u32 tile, int height) {
         const u32 rest = tile / static_cast<u32>(layout.tiles[1]);
         n = rest / static_cast<u32>(layout.tiles[0]);

@@ -95,9 +95,11 @@ struct DirectProduct {
         }
         b_line = (lane % 8 + lane / 16 * 8) * LINE_NBYTES + (middle ^ lane % 8) * 16;
     }
+    // The warp's first position in the tile.
     static __device__ __forceinline__ int first_position() {
         return threadIdx.x / WARP * (DOWN * 16);
     }
+    // Sets the sums to 0.
     __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
@@ -139,6 +141,8 @@ struct DirectColumns {
     i32 places[4];  // -1 if the column does not exist
     float bias[4];
 
+    // of_channels: the bias of each channel, or null. Column `row` is (row residue, element of a
+    // run).
     template <class E>
     __device__ __forceinline__ DirectColumns(const DirectLayout& layout, const E* of_channels) {
         const i32 run = run_of(layout), rows = run * layout.stride[0];

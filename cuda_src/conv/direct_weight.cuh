@@ -88,6 +88,7 @@ struct DirectFragmentsOf {
     static constexpr int DOWN = PANEL / 16, STEPS = 1;
     int low, a_at, x_position;  // for ldmatrix: the lane's offsets in A and in a run of X, in bytes
 
+    // Lane l passes to ldmatrix the address of row l % 8 of matrix l / 8, here a position.
     __device__ __forceinline__ DirectFragmentsOf() {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2, high = lane / 16;
         low = lane % 8;
@@ -114,6 +115,7 @@ struct DirectFragmentsOf<Tile, true> {
     static constexpr int DOWN = PANEL / 16, STEPS = 2, K = tensor_core::K<float>;
     int a_at[2 * DOWN], x_position;
 
+    // a_at[i]: offset of the lane's filter among filters 8 i to 8 i + 7, at its position.
     __device__ __forceinline__ DirectFragmentsOf() {
         const int lane = threadIdx.x % WARP;
 #pragma unroll
@@ -126,10 +128,12 @@ struct DirectFragmentsOf<Tile, true> {
         }
         x_position = lane % 4 * Tile::RUN_NBYTES + lane / 4 * 4;
     }
+    // A lane loads both runs of a pair, so it starts from the first.
     static __device__ __forceinline__ int of_pair() { return 0; }
     static __device__ __forceinline__ u32 word(const u8* from) {
         return *reinterpret_cast<const u32*>(from);
     }
+    // y: the line's first position in shared memory; k: the step, 8 positions.
     __device__ __forceinline__ void load_a(const u8* y, int k, tensor_core::A (&a)[DOWN]) const {
 #pragma unroll
         for (int i = 0; i < DOWN; ++i) {

@@ -243,6 +243,7 @@ __device__ __forceinline__ i64 place_of_column(const ImageLayout& layout, const 
 struct Row {
     i32 channel, residues[3];
 
+    // Rows are numbered (channel, residue of axis 0, 1, 2), the last the fastest.
     __device__ __forceinline__ Row(const ImageLayout& layout, i32 row) {
         channel = row / layout.of_channel;
         i32 rest = row - channel * layout.of_channel;

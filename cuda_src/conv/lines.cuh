@@ -42,6 +42,8 @@ struct LineReader {
     }
 
   private:
+    // `copy` by vectors of NBYTES: a thread has one place in a line, of every (THREADS /
+    // IN_LINE)-th.
     template <int NBYTES, int LINES>
     __device__ __forceinline__ void copy_vectors(E* to, i64 first, i64 end) const {
         constexpr int WIDTH = NBYTES / sizeof(E), IN_LINE = LENGTH / WIDTH;

@@ -17,6 +17,7 @@ struct LinesPlace {
     i32 tile, group, first_row;
     i64 first_column, columns, plane;
 
+    // Blocks are numbered (tile of columns, tile of rows of all groups); rows: of a tile.
     __device__ __forceinline__ LinesPlace(const ImageLayout& layout, int rows) {
         const u32 column_tile = blockIdx.x / static_cast<u32>(layout.tiles);
         tile = blockIdx.x - column_tile * layout.tiles;

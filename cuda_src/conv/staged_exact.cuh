@@ -18,6 +18,7 @@ struct ExactImage {
     int a_line, b_line;  // offsets of the lane's lines, in bytes
     int a_swizzle, b_swizzle;
 
+    // Offsets of the lane's first row and first column in a stage.
     __device__ __forceinline__ explicit ExactImage(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP;
         a_swizzle = lane / 4;
@@ -58,6 +59,7 @@ struct ExactWeights {
     static constexpr int A_VECTORS = Tile::DOWN / 2, B_VECTORS = Tile::ACROSS / 2;
     int a_vector, b_vector;
 
+    // The lane's first vector of four rows, and of four columns.
     __device__ __forceinline__ explicit ExactWeights(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP;
         a_vector = product.first_row / 4 + lane / 4;

@@ -61,7 +61,6 @@ struct StagedColumn {
 
     // Column `column` of tile `of`. depth, vectors: vectors of a group's channels, and of all, at a
     // position of what is read. channels_last: `written` is (n, position, channel).
-
     __device__ __forceinline__ StagedColumn(const ImageLayout& layout, const Place& of, int column,
                                             i32 depth, i32 vectors, bool channels_last) {
         if (of.first_column + column >= of.columns) return;
@@ -141,6 +140,8 @@ struct ImageCopier {
                                                 read_of + row.offset, (row.inside & bit) != 0);
         }
     }
+    // Closes the stage's group of copies, and moves on by LINE_VECTORS vectors of the sum: to the
+    // next tap of the same channels if taps_first, else to the next channels of the tap.
     __device__ __forceinline__ void close() {
         async_copy::commit();
         if (taps_first) {

@@ -50,6 +50,7 @@ struct AndRowSums {
 
     __device__ __forceinline__ explicit AndRowSums(const StagedProduct<Tile>& product)
         : multiplier(product) {}
+    // Adds slice k of the stage to also.sums and to the product, as far as they are wanted.
     template <class Also>
     __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
                                         const Also& also) const {
@@ -57,6 +58,7 @@ struct AndRowSums {
         if (also.multiplies) multiplier.add(stage, k, product, [](const auto&) {});
     }
 };
+// The `also` of AndRowSums.
 template <class Tile>
 struct AlsoRowSums {
     FloatRowSums<Tile>& sums;

@@ -91,6 +91,7 @@ struct StagedProduct {
     float sums[DOWN][ACROSS][4] = {};
     int first_row, first_column;
 
+    // The place in D of the thread's warp (rows) and multiplier (columns).
     __device__ __forceinline__ StagedProduct() {
         first_row = row_of_warp();
         first_column = multiplier() % Tile::MULTIPLIERS_ACROSS * (ACROSS * 8);
@@ -223,6 +224,9 @@ struct ImageFragments {
     int a_vector, b_vector;  // 0 or 1: the lane's vector of the two that a product sums over
     int low;                 // line % 8, by which vectors are swizzled
 
+    // Lane l passes to ldmatrix (`matrices`) the address of row l % 8 of matrix l / 8: of A these
+    // are rows + 0, + 8, then the same of the second vector; of B both vectors of columns + 0, then
+    // + 8.
     __device__ __forceinline__ explicit ImageFragments(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2, high = lane / 16;
         low = lane % 8;
@@ -265,6 +269,7 @@ template <class Tile, bool TF32>
 struct WeightFragmentsOf {
     int a_at[Tile::DOWN], b_at[Tile::ACROSS / 2];  // the lane's offsets in a stage, in bytes
 
+    // As ImageFragments, but a line of a matrix is one position and 8 rows or columns.
     __device__ __forceinline__ explicit WeightFragmentsOf(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP;
         const int low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
@@ -290,10 +295,13 @@ struct WeightFragmentsOf {
             matrices<true>(stage + b_at[j / 2], b[j][0], b[j][1], b[j + 1][0], b[j + 1][1]);
     }
 };
+// For TF32: lane 4 g + t loads the words of row or column g of each eight, at positions t and t +
+// 4.
 template <class Tile>
 struct WeightFragmentsOf<Tile, true> {
-    int a_at[2 * Tile::DOWN], b_at[Tile::ACROSS];  // of each eight rows or columns
+    int a_at[2 * Tile::DOWN], b_at[Tile::ACROSS];  // `place` of each eight rows or columns
 
+    // Offsets in a stage, at position t.
     __device__ __forceinline__ explicit WeightFragmentsOf(const StagedProduct<Tile>& product) {
 #pragma unroll
         for (int i = 0; i < 2 * Tile::DOWN; ++i) a_at[i] = place(product.first_row + 8 * i);
@@ -306,6 +314,7 @@ struct WeightFragmentsOf<Tile, true> {
         const int lane = threadIdx.x % WARP, at = first + lane / 4;
         return place_of_position<Tile>(at / Tile::VECTOR, lane % 4) + at % Tile::VECTOR * 4;
     }
+    // Loads slice k of the stage, word by word. high: 0 or 1, the second four positions.
     __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
                                          tensor_core::B (&b)[Tile::ACROSS]) const {
         const auto word = [&](int at, int high) {
@@ -341,6 +350,7 @@ struct ByTensorCores {
 
     __device__ __forceinline__ explicit ByTensorCores(const StagedProduct<Tile>& product)
         : fragments(product) {}
+    // product += slice k of the stage; also(a) is called with A's fragments.
     template <class Also>
     __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
                                         const Also& also) const {
@@ -350,6 +360,7 @@ struct ByTensorCores {
         product.multiply(a, b);
         also(a);
     }
+    // Calls f(to + row * OF_ROW + column, pair) for each pair of the thread's sums.
     template <int OF_ROW, class To, class F>
     static __device__ __forceinline__ void each_pair(const StagedProduct<Tile>& product, To* to,
                                                      const F& f) {

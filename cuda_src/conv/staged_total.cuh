@@ -34,6 +34,7 @@ struct FourWeights {
     }
 };
 
+// sum += more, element by element.
 __device__ __forceinline__ void add_four(float4& sum, const float4& more) {
     sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
 }

@@ -16,6 +16,7 @@ struct ByWarpgroups {
     using Product = StagedProduct<Tile>;
     int a_at, b_at;  // offsets of the warpgroup's A and B in a stage, in bytes
 
+    // Warpgroups are MULTIPLIERS_ACROSS in a row of D.
     __device__ __forceinline__ ByWarpgroups() {
         const int number = Product::multiplier();
         a_at = number / Tile::MULTIPLIERS_ACROSS * (Tile::DOWN * warpgroup::PANEL_NBYTES);

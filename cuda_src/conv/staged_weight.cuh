@@ -108,6 +108,7 @@ struct WeightCopier {
             y += y_step;
         }
     }
+    // Closes the stage's group of copies, and moves on by IN_LINE positions.
     __device__ __forceinline__ void close() {
         async_copy::commit();
         ++stage_number;
@@ -127,6 +128,7 @@ struct StagedRowSums {
     float sums[COUNT][4] = {};
     bool wanted;
 
+    // The number of this warp among those with the same rows.
     static __device__ __forceinline__ int across() {
         return StagedProduct<Tile>::multiplier() % Tile::MULTIPLIERS_ACROSS;
     }
@@ -190,7 +192,6 @@ struct ColumnVector {
     I tap, vector;
 
     // Vector `number` of the columns; a tap has `depth` vectors of channels.
-
     __device__ __forceinline__ ColumnVector(I number, I depth, I taps) {
         if (depth % LINE_VECTORS == 0) {  // as column_of has them
             const I panel = number / LINE_VECTORS, channels = panel / taps;

@@ -95,6 +95,7 @@ struct TensorProduct {
     int first_row, first_column;  // of the warp
     int place_in_a, place_in_b;   // of the lane in a part
 
+    // The warp's place in D, and the lane's in A and B, from which it loads fragments.
     __device__ __forceinline__ TensorProduct() {
         const int warp = threadIdx.x / WARP;
         first_row = warp / WARPS_ACROSS * (DOWN * 16);
@@ -128,9 +129,10 @@ struct TensorProduct {
 #pragma unroll
             for (int j = 0; j < ACROSS; ++j) tensor_core::multiply<E>(sums[i][j], a[i], b[j]);
     }
-    // D is cut into DOWN slabs of SLAB rows. Calls f(row of the slab, column, pair) for each pair
-    // of the thread's sums in the slab, of column and column + 1.
+    // D is cut into DOWN slabs of SLAB rows: slab i has fragments i of all warps.
     static constexpr int SLAB = WARPS_DOWN * 16;
+    // Calls f(row of the slab, column, pair) for each pair of the thread's sums in slab `slab`,
+    // those of column and column + 1.
     template <class F>
     __device__ __forceinline__ void each_pair_of(int slab, const F& f) const {
         const int lane = threadIdx.x % WARP, row = first_row / DOWN + lane / 4;
@@ -157,6 +159,7 @@ struct ProductRowSums {
     float sums[4] = {};
     bool works;
 
+    // wanted: the sums are to be written.
     __device__ __forceinline__ explicit ProductRowSums(bool wanted) {
         works = wanted && first_row() < Tile::ROWS;
     }
@@ -230,6 +233,7 @@ struct PlainProduct {
     Sum sums[DOWN][ACROSS] = {};
     int first_row, first_column;
 
+    // Threads are 16 x 16 in D.
     __device__ __forceinline__ PlainProduct() {
         first_row = threadIdx.x / 16 * DOWN;
         first_column = threadIdx.x % 16 * W;
@@ -258,12 +262,13 @@ struct PlainProduct {
                     sums[i][j] += a[i / AT_ONCE].at[i % AT_ONCE] * b[j / W].at[j % W];
         }
     }
-    // D is cut into DOWN slabs of 16 rows; a thread has one row of each. Calls f(row of the slab,
-    // column, pair) for each pair of its sums. A thread has W neighbouring columns, the next 15
-    // threads the following ones, and so on: sums[slab][j] is of column
+    // D is cut into DOWN slabs of 16 rows; a thread has one row of each.
+    static constexpr int SLAB = 16;
+    // Calls f(row of the slab, column, pair) for each pair of the thread's sums in slab `slab`,
+    // those of column and column + 1. A thread has W neighbouring columns, the next 15 threads the
+    // following ones, and so on: sums[slab][j] is of column
     //
     //     first_column + j / W * 16 * W + j % W
-    static constexpr int SLAB = 16;
     template <class F>
     __device__ __forceinline__ void each_pair_of(int slab, const F& f) const {
 #pragma unroll

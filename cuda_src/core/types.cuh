@@ -140,6 +140,7 @@ __device__ __forceinline__ u32 bits_of(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ u64 bits_of(double x) {
     return static_cast<u64>(__double_as_longlong(x));
 }
+// The double with these bits.
 __device__ __forceinline__ double double_of(u64 bits) {
     return __longlong_as_double(static_cast<i64>(bits));
 }

@@ -127,6 +127,7 @@ struct Unit {
     static __device__ Register fill(E x) { return x; }
     static __device__ Acc<E> at(const Register* units, int i) { return to_acc(units[i]); }
 };
+// Unit for 2-byte elements and bools, EACH of them in a word.
 template <class E>
 struct Unit<E, true> {
     using Register = u32;
@@ -167,6 +168,7 @@ struct Elements {
     using Register = typename Unit::Register;
     Vec<Register, N * sizeof(E) / sizeof(Register)> registers;
 
+    // Loads the N elements at `from`.
     __device__ __forceinline__ void load(const E* from) {
         registers = *reinterpret_cast<const decltype(registers)*>(from);
     }

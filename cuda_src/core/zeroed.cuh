@@ -9,6 +9,7 @@
 
 namespace cto::zeroed {
 
+// A T in such memory: 0 at the start, and to be 0 again at the end.
 template <class T>
 struct Zeroed {
     T value;

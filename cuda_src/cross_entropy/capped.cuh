@@ -64,6 +64,7 @@ struct CappedReader : LineReader<E, WIDTH, DEPTH> {
     Cap<A> cap;
     A edge;
 
+    // Of `array` along `line`.
     __device__ __forceinline__ CappedReader(const Line<WIDTH, DEPTH>& line, const E* array,
                                             Cap<A> cap)
         : Base(line, array, from_acc<E>(negative_infinity<A>())),

@@ -25,6 +25,7 @@ struct Divisor {
     const A* in_memory;
     double n;
 
+    // The divisor as a WeightSum.
     __device__ WeightSum<A> load() const {
         return in_memory ? WeightSum<A>{in_memory[0], in_memory[1]}
                          : WeightSum<A>{static_cast<A>(n), 1};

@@ -10,6 +10,7 @@ namespace cto::cross_entropy::labels {
 
 using facts::cross_entropy::Rule;
 
+// NaN, of type float or double.
 template <class A>
 __device__ __forceinline__ A not_a_number() {
     return static_cast<A>(__int_as_float(0x7FFFFFFF));

@@ -27,6 +27,7 @@ struct ShareOf {
     i32 weight_type;
     A rest, each;  // 1 - smoothing, smoothing / length
 
+    // weights[c], or 1.
     __device__ __forceinline__ A weight(i64 c) const {
         return weights ? labels::weight_at<A>(weights, weight_type, c) : A(1);
     }
@@ -48,6 +49,7 @@ struct ShareReader {
     typename Slots<WIDTH>::Count batch = 0;
     A edge;
 
+    // array: target probabilities, null if label >= 0.
     __device__ __forceinline__ ShareReader(const Line<WIDTH, DEPTH>& line, const E* array,
                                            const ShareOf<A>& share, i64 label)
         : targets(line, array, from_acc<E>(A(0)), array != nullptr),
@@ -57,6 +59,7 @@ struct ShareReader {
           edge(line.edge >= 0
                    ? share(label >= 0 ? A(line.edge == label) : to_acc(targets.edge), line.edge)
                    : A(0)) {}
+    // Loads the thread's targets of batch `from`. STREAMS: by streaming loads.
     template <bool STREAMS = false>
     __device__ __forceinline__ void load(const Line<WIDTH, DEPTH>& line,
                                          typename Slots<WIDTH>::Count from) {
@@ -83,6 +86,7 @@ struct GradientWriter {
     T* scores;
     TTARGET* targets;
 
+    // Writes the gradients of the WIDTH elements of the thread's slot u of a batch.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,

@@ -44,6 +44,7 @@ struct SumReader {
     A edge;
     A registers[DEPTH][W];
 
+    // Element i of the line is x[line.start + i] + bias[line.start + i].
     __device__ __forceinline__ SumReader(const Line<W, DEPTH>& line, const T* x, const T* bias)
         : x(line, x, from_acc<T>(row_softmax::negative_infinity<A>())),
           bias(line, bias, from_acc<T>(A(0))),

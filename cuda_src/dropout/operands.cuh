@@ -31,6 +31,7 @@ struct DrawOf {
 
     __device__ bool draws() const { return largest != ALL; }
     __device__ bool keeps(u32 word) const { return word <= largest; }
+    // True if the element with this index in its array is kept.
     __device__ bool keeps_element(i64 element) const {
         return !draws() || keeps(sequence.word_of(element));
     }
@@ -338,6 +339,7 @@ struct ChoicesOf {
         return {rule};
     }
 };
+// A mask of bytes that is read.
 struct BytesFrom {
     const bool* mask;
     bool keeps_all;
@@ -346,6 +348,7 @@ struct BytesFrom {
         return {reinterpret_cast<const u8*>(mask), keeps_all ? ALL : 0};
     }
 };
+// A mask of bits that is read.
 struct BitsFrom {
     const u32* mask;
     bool keeps_all;
@@ -354,6 +357,7 @@ struct BitsFrom {
         return {reinterpret_cast<const u8*>(mask), keeps_all ? ALL : 0};
     }
 };
+// A mask of bytes that is written, or null.
 struct BytesTo {
     bool* mask;
     template <class S>
@@ -361,6 +365,7 @@ struct BytesTo {
         return {reinterpret_cast<u8*>(mask)};
     }
 };
+// A mask of bits that is written, or null.
 struct BitsTo {
     u32* mask;
     template <class S>
