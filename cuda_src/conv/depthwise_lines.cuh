@@ -280,9 +280,9 @@ __device__ __forceinline__ void write_line_sums(const LineSums<E>& line_sums,
     }
 }
 
-// sums[part][channel][tap] = sum of y * x over the part's strips, unless x is null, y_sums[part]
-// [channel] = sum of y, unless null. A block has TAPS x TAPS taps, a tile of channels, and
-// `of_part` neighbouring strips of Y.
+// sums[part][channel][tap] = sum of y * x over the part's strips, unless x is null;
+// y_sums[part][channel] = sum of y, unless null. A block has TAPS x TAPS taps, a tile of channels,
+// and `of_part` neighbouring strips of Y.
 template <class E>
 __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc<E>* sums,
                                                      Acc<E>* y_sums, i64 of_part,

@@ -370,7 +370,7 @@ struct ByTensorCores {
 
 // product += the products of `count` stages, in Tile::STAGES buffers of shared memory at `stages`;
 // all but one are in flight while one is multiplied. Each stage is copied by copier.open(),
-// copier.copy( stage, slice) for each slice, copier.close(), in order (zeros after the last), and
+// copier.copy(stage, slice) for each slice, copier.close(), in order (zeros after the last), and
 // multiplied by Multiplier::add(stage, slice, product, also).
 template <class Tile, class Multiplier, class Copier, class Also>
 __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* stages, i32 count,

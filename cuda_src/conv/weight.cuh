@@ -25,7 +25,7 @@ struct ColumnGroup {
     i32 shift[3];
 };
 
-// A tile of D: rows are filters of `group`, columns (channel, tap).
+// A tile of D: rows are filters of `group`, columns channels and taps in the order of column_group.
 struct WeightTile {
     i32 group, first_row, first_column;
 };

@@ -29,7 +29,7 @@ __device__ __forceinline__ Divisor in_registers(Divisor divisor) {
     return divisor;
 }
 
-// A place in a matrix.
+// A cell of a matrix.
 struct Cell {
     i64 row, column;
 };
