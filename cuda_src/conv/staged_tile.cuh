@@ -19,8 +19,8 @@ constexpr int LINE_VECTORS = LINE_NBYTES / 16;
 constexpr int WARPGROUP = 4 * WARP;
 
 // Constants of a tile. EXISTS is false for types and GPUs without staged kernels: functions do
-// nothing. TF32 is CTO_TF32 of conv.cu: 1, 3, or 0. A tile is flat (PANEL rows) or tall (2 *
-// PANEL).
+// nothing. TF32: how many products of TF32 one product of floats becomes on tensor cores, 1 or 3;
+// 0: floats are multiplied exactly. A tile is flat (PANEL rows) or tall (2 * PANEL).
 template <class Element, int N_ROWS, int TF32, bool IS_THERE, bool WARPGROUPS>
 struct StagedTile {
     using E = Element;
