@@ -17,7 +17,8 @@
 //
 // Arguments of kernels:
 //     void* arrays   one number for each channel, of the 2-byte type of X where `half` says so,
-//                    else of its accumulator's type A; outputs may be null
+//                    else of its accumulator's type A; outputs may be null. input_mean, input_var:
+//                    running statistics before; running_*: after; saved_*: of x itself
 //     pieces, columns, tiles   sizes, and which elements are a block's and a thread's: facts.cuh
 //     partials, coefficients, counters, schedule   scratch memory and order of the work where
 //                    blocks share channels: Scratch, Counters and facts::Schedule, see schedule.cuh

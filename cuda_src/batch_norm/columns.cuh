@@ -165,8 +165,8 @@ struct InColumns {
             }
         });
     }
-    // `sum` of the rows that each(see) passes to see(rows, Any), some at a time. The first ones
-    // come with Any<true>: only that call has code to begin the sums.
+    // Writes to `partials`, as `sum` does, the sums of the rows that each(see) passes to see(rows,
+    // Any), some at a time. The first come with Any<true>: only that call has code to begin sums.
     template <class Each>
     __device__ void sum_rows(const Place<COLUMNS>& at, u32 tile, A* partials, A* shared,
                              const Each& each) const {
@@ -242,7 +242,7 @@ struct InColumns {
         });
     }
     // Writes the results of rows in registers: those of row u to index element + u * pitch of the
-    // array. coefs: of the thread's columns.
+    // array. coefs: of the thread's columns; aligned: slots are, in all arrays.
     template <class SomeRows>
     __device__ void write_rows(const OpCoefficients<Op> (&coefs)[COLUMNS], const SomeRows& rows,
                                i64 element, i64 pitch, bool aligned) const {

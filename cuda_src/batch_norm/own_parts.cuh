@@ -32,7 +32,7 @@ struct Blocks {
     __device__ Item item(u32 number, bool sums) const {
         return {number / schedule.n_parts, number % schedule.n_parts, sums};
     }
-    // Leaves the sums of item `number` in scratch.partials.
+    // Sums item `number`: writes its sums to scratch.partials.
     __device__ void sum(u32 number) const {
         const Item part = item(number, true);
         const u32 tile = schedule.first_tile + part.tile;

@@ -162,9 +162,9 @@ struct Finish {
     __device__ A* part_sums(u32 part) const {
         return partials + part * walk.n_channels() * State::FIELDS;
     }
-    // Sums over parts first, first + step, ... below `end`, of the thread's channel. A thread loads
-    // AT_ONCE parts together. join_all goes over the parts twice; the first AT_ONCE stay in
-    // registers.
+    // Returns the sums over parts first, first + step, ... below `end`, of the thread's channel, in
+    // all threads that have it. A thread loads AT_ONCE parts together. join_all goes over the parts
+    // twice; the first AT_ONCE stay in registers.
     __device__ State sums(u32 first, u32 end, u32 step) const {
         const u32 begin = y < height ? first + y * step : end, on = height * step;
         State first_parts[AT_ONCE];

@@ -175,7 +175,8 @@ struct Moments {
     // Mean of x - reference in channel i.
     __device__ A mean(int i = 0) const { return quotient_or_0(sum[i], n); }
 
-    // Adds the `count` elements of `seen`.
+    // Adds the elements of `seen`, `count` a channel. reference: the number that each channel's
+    // `sum` is relative to.
     template <class Seen>
     __device__ void include(const Seen& seen, A count, const A (&reference)[N]) {
         Moments some;
@@ -319,7 +320,7 @@ struct Slopes {
 
     A start[N] = {};  // the reference
 
-    // Adds the elements of a batch.
+    // Adds the elements of a batch, relative to `reference`.
     template <class Seen>
     __device__ void include(const Seen& seen, A, const A (&reference)[N]) {
         begin(seen, 0, reference);

@@ -193,7 +193,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__weight, if lines of y are aligned, so that they are copied by vectors.
+// sums[part][tile][row][column], y_sums[part][filter] as of conv__weight, if lines of y (the
+// positions of one filter) are aligned: they are copied by vectors.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
                          const __grid_constant__ WeightLayout layout) {
@@ -223,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__pack for FewTile, whose tiles have few rows.
+// packed[tile][part][tap][d][r] = W, as of conv__pack, for tiles of FEW_ROWS rows.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack_few(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_FEW) {
@@ -231,7 +232,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__image for FewTile, whose tiles have few rows.
+// written = bias + convolution of `read`, or its gradient for X, as conv__image, by tiles of
+// FEW_ROWS rows; packed: W from conv__pack_few.
 extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
     conv__image_few(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                     const __grid_constant__ ImageLayout layout) {
@@ -240,7 +242,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
     }
 }
 
-// conv__weight for FewTile, whose tiles have few rows.
+// sums[part][tile][row][column] = sum of x * y over a part of the positions, y_sums[part][filter] =
+// sum of y or null, as conv__weight, by tiles of FEW_ROWS rows.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_few(const T* x, const T* y, A* sums, A* y_sums,
                      const __grid_constant__ WeightLayout layout) {
@@ -249,7 +252,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__weight_total for FewTile, whose tiles have few rows.
+// w and bias = sums over `count` parts of conv__weight_few's sums and y_sums; see
+// conv__weight_total.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total_few(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                            const __grid_constant__ WeightLayout layout) {
@@ -289,7 +293,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_weight with WIDE_TAPS x WIDE_TAPS taps a block.
+// sums[part][filter][tap] and y_sums[part][filter] as of conv__depthwise_weight, with WIDE_TAPS x
+// WIDE_TAPS taps a block.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight_wide(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                                 const __grid_constant__ DepthwiseLayout layout) {
@@ -331,8 +336,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_lines_weight for TAPS x TAPS taps, stride and dilation 1: a thread walks down
-// `rows` rows, STRIP columns wide.
+// sums[part][channel][tap] and y_sums[part][channel] as of conv__depthwise_lines_weight, for TAPS x
+// TAPS taps, stride and dilation 1: a thread walks down `rows` rows, STRIP columns wide; a part is
+// of_part such walks.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
                                  const __grid_constant__ DepthwiseLayout layout) {

@@ -243,8 +243,9 @@ struct TapTile {
     i32 k0, k1, k2;
 };
 
-// of_taps[i][j] += y[p] * x[what p reads by tap (k0, k1 + i, k2 + j)], unless x is null, and y_sum
-// += y[p], over the thread's strips of every parts-th image.
+// of_taps[i][j] += y[p] * x[what p reads by tap (k0, k1 + i, k2 + j)], i, j < N, unless x is null,
+// and y_sum += y[p], over the positions p of the thread's strips, every THREADS-th of the strips of
+// images tile.part, tile.part + parts, ... of filter tile.channel.
 template <bool IN_VECTORS, int N, class E>
 __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, const TapTile& tile,
                                            const DepthwiseLayout& layout, Acc<E> (&of_taps)[N][N],

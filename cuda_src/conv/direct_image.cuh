@@ -85,7 +85,8 @@ struct DirectProduct {
     int lines[DOWN];  // the lane's lines of the halo, for the last window tap
     int b_line;       // the lane's place in W, in bytes
 
-    // width: positions of a row of the halo. Lanes load as ldmatrix wants it.
+    // width: positions of a row of the halo. Lane l passes to ldmatrix the address of row l % 8 of
+    // matrix l / 8: of A a position, of B a column.
     __device__ __forceinline__ explicit DirectProduct(int width) {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2;
 #pragma unroll

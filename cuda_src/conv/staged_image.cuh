@@ -314,7 +314,8 @@ __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
 }
 
 // written = bias + convolution of `read` with W, or its gradient for X: conv__image over staged
-// arrays, for block `block` of this kernel's part of the launch. `stages`: dynamic shared memory.
+// arrays, for block `block` of this kernel's part of the launch. staged: how W lies, and how
+// `written` is stored (facts::StagedImage). `stages`: dynamic shared memory.
 template <class Tile>
 __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
                                                    const typename Tile::E* w,

@@ -59,6 +59,7 @@ using Place = u8*;
 __device__ __forceinline__ Place place_of(void* shared) { return static_cast<u8*>(shared); }
 #else
 using Place = u32;
+// The Place of `shared`, by way of shared memory; all threads of the block call it.
 __device__ __forceinline__ Place place_of(void* shared) {
     __shared__ u32 hidden;
     volatile u32* const place = &hidden;

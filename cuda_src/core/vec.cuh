@@ -198,6 +198,7 @@ __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, E) {
 }
 #else
 constexpr bool HAS_LARGER_PAIR = __CUDA_ARCH__ >= 800;
+// The larger of each of two float16.
 __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __half) {
     u32 larger = x;
 #if __CUDA_ARCH__ >= 800
@@ -205,6 +206,7 @@ __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __half) {
 #endif
     return larger;
 }
+// The larger of each of two bfloat16.
 __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __nv_bfloat16) {
     u32 larger = x;
 #if __CUDA_ARCH__ >= 800

@@ -97,8 +97,9 @@ __device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
     bias_softmax_line(line, RowThreads<ACC>{threads, per_warp}, data, bias, bias_rows, length, to);
 }
 
-// The gradient of bias_softmax_rows (gradient_line), with the same threads: dy, the mask and the
-// softmax's y give dx.
+// Writes dx, the gradient of softmax and dropout (gradient_line), of contiguous rows of `length`
+// elements; y is the softmax. `threads` threads share a row, and each has TOTAL_NBYTES of it in
+// registers at a time.
 template <int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const bool* mask, const T* y, T* dx,
                                               const Through<ACC>& through, i64 n_rows, i64 length,
@@ -150,8 +151,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     map_elements<Tile>(n, aligned, Backward{scale}, in(dy), BitsFrom{mask, keeps_all}, out(dx));
 }
 
-// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a byte each. bias (a row of
-// columns.value elements), residual, output and mask may be null.
+// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a byte each; kept as of
+// `dropout`. bias (a row of columns.value elements), residual, output and mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
     bias_dropout(const T* data, const T* bias, const T* residual, T* output, bool* mask, i64 n,
                  bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
@@ -160,8 +161,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
                     in_or_zero(residual), ChoicesOf{draw_of(state, largest)}, out_if_wanted(output),
                     BytesTo{mask});
 }
-// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a bit each. bias (a row of
-// columns.value elements), residual, output and mask may be null.
+// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a bit each; kept as of
+// `dropout`. bias (a row of columns.value elements), residual, output and mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
     bitmask_bias_dropout(const T* data, const T* bias, const T* residual, T* output, u32* mask,
                          i64 n, bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
