@@ -205,8 +205,8 @@ struct InColumns {
             write_rows(coefs, some, element, pitch, columns.aligned);
         });
     }
-    // The same by a Ring. resident: the last rows are still in shared memory, as this is the part
-    // that the block summed last.
+    // Writes the results of the part, as above, but by a Ring. resident: the last rows are still in
+    // shared memory, as this is the part that the block summed last.
     template <class Wait, class LoadCoefs>
     __device__ void apply(u32 tile, u32 part, bool resident, A* shared, const Wait& wait,
                           const LoadCoefs& load_coefs) const {

@@ -30,7 +30,7 @@ __device__ __forceinline__ void wait_but(int last) {
 // sums.cuh for one channel.
 template <class A>
 struct OverLanes {
-    // All lanes of the warp call it.
+    // Adds up by shuffles; all lanes of the warp call it.
     template <int K>
     __device__ void operator()(A (&values)[K][1]) const {
 #pragma unroll

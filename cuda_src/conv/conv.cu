@@ -303,9 +303,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise, or with is_gradient conv__depthwise_gradient, of arrays (n, position, channel).
-// A block has LINE_VECTORS vectors of channels and `of_block` strips (STRIP neighbouring
-// positions), a thread one of the vectors and some of the strips.
+// written = bias + depthwise convolution of `read` with w (channel, tap), or with is_gradient its
+// gradient for X, where `read` is dY; bias may be null. Arrays are (n, position, channel). A block
+// has LINE_VECTORS vectors of channels and `of_block` strips (STRIP neighbouring positions), a
+// thread one of the vectors and some of the strips.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_lines(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {

@@ -270,8 +270,9 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
     if (works) write_sums<Tile>(product, sums);  // else the rows or columns do not exist in W
 }
 
-// sum_weights for 1 x 1 convolutions: A and B are lines of Y and X, copied by vectors. `memory` is
-// shared memory for `stages` (2 or 4) stages.
+// sum_weights for 1 x 1 convolutions, with the same sums[part][tile][row][column] (columns are
+// channels) and y_sums: A and B are lines of Y and X, copied by vectors. `memory` is shared memory
+// for `stages` (2 or 4) stages.
 template <class Tile>
 __device__ __forceinline__ void sum_weights_of_lines(
     const typename Tile::E* x, const typename Tile::E* y, typename Tile::Sum* sums,

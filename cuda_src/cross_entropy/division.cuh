@@ -33,8 +33,8 @@ struct Divisor {
 };
 
 // x y / divisor. If x y would overflow or be subnormal, x, y and divisor are multiplied by a power
-// of two `by`, so that the quotient is by too large, and is divided by it. Other results have the
-// bits of the plain formula.
+// of two, `by`: the quotient is then `by` times too large, which is taken back. Other results have
+// the bits of the plain formula.
 template <class A>
 __device__ __forceinline__ A product_over(A x, A y, A divisor) {
     constexpr bool WIDE = sizeof(A) == 8;
