@@ -12,20 +12,23 @@ namespace cto::batch_norm::operators {
 using namespace batch_norm::coefficients;
 using namespace batch_norm::sums;
 
-// T: the type of X and Y. Arrays with one number a channel have type A, or T if that is a 2-byte type.
+// T: the type of X and Y. Arrays with one number a channel have type A, or T if that is a 2-byte
+// type.
 using slots::T;
 using A = Acc<T>;
 
-// An array with one number a channel, or null. Its type is known at run time, so that kernels are not
-// compiled for each combination of types.
+// An array with one number a channel, or null. Its type is known at run time, so that kernels are
+// not compiled for each combination of types.
 struct ByChannel {
     void* array;
     bool is_half;
 
+    // The number of channel i.
     __device__ A operator[](i64 i) const {
         return is_half ? static_cast<A>(to_acc(static_cast<const T*>(array)[i]))
                        : static_cast<const A*>(array)[i];
     }
+    // Writes the number of channel i; nothing if the array is null.
     __device__ void store(i64 i, A value) const {
         if (array && is_half)
             static_cast<T*>(array)[i] = from_acc<T>(value);
@@ -39,8 +42,11 @@ __device__ __forceinline__ A inv_std(const Rule& rule, A variance) {
     return 1 / step::square_root(variance + static_cast<A>(rule.epsilon));
 }
 
-// Y = scale (X - mean) inv_std + bias, and relu of its sum with a residual if RELU is 1. Sums are of X - reference, the channel's first element:
-// differences of close numbers are exact.
+// Y = scale (X - mean) inv_std + bias, or relu(that + residual) if RELU is 1. Sums are of X -
+// reference, the channel's first element: differences of close numbers are exact.
+//     READ          number of input arrays
+//     ADDS, MASKS   results are added to a residual before relu; dY is masked by relu's output
+//     State         the sums of N channels, from which coefficients follow
 struct Normalization {
     using T = operators::T;
     using A = operators::A;
@@ -56,21 +62,25 @@ struct Normalization {
     const Rule& rule;
     const T* residual;  // added before relu, or null
 
+    // True if elements have results to be written, beside numbers of channels.
     __device__ bool writes() const { return result; }
-    // The channel's first element, 0 if there is none or it is not finite.
+    // The channel's first element, 0 if there is none (n = 0) or it is not finite. length:
+    // neighbouring elements of a channel.
     __device__ A reference(i64 channel, i64 length, i64 n) const {
         const A first = n > 0 ? to_acc(arrays[0][channel * length]) : A(0);
         return isfinite(first) ? first : A(0);
     }
+    // What `coefficients` takes of a channel beside its sums.
     __device__ ChannelInputs<A> channel_inputs(i64 channel) const {
         return {scale[channel], bias[channel]};
     }
     // Coefficients of y = (x - reference - offset) scale inv_std + bias, mean = reference + offset.
+    // inputs = {scale, bias}.
     __device__ Coefficients<A> from_variance(const ChannelInputs<A>& inputs, A reference, A offset,
                                              A variance) const {
         return {reference, offset, inputs.first * inv_std(rule, variance), inputs.second};
     }
-    // Coefficients of the channel's own mean and variance.
+    // Coefficients by the channel's own mean and variance; `sums` are of x - reference.
     __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Moments<A>& sums,
                                             A reference) const {
         return from_variance(inputs, reference, sums.mean(),
@@ -80,8 +90,8 @@ struct Normalization {
     __device__ Coefficients<A> without_sums(i64 channel) const {
         return from_variance(channel_inputs(channel), input_mean[channel], 0, input_var[channel]);
     }
-    // x - reference - offset in one subtraction for 2-byte types, whose spacing is wider than the
-    // rounding error of float32.
+    // Moves `offset` into `reference` for 2-byte types, so that x - mean is one subtraction: their
+    // spacing is wider than the rounding error of the float32 mean.
     static __device__ Coefficients<A> fold(Coefficients<A> coefs) {
         if (sizeof(T) == 2) coefs.reference += coefs.offset, coefs.offset = A(0);
         return coefs;
@@ -107,8 +117,8 @@ struct Normalization {
     }
 };
 
-// dX = scale inv_std (dY - mean of dY - xhat mean of dY xhat), xhat = (X - mean) inv_std; if RELU is
-// 1, with dY masked by Y.
+// dX = scale inv_std (dY - mean of dY - xhat mean of dY xhat), xhat = (X - mean) inv_std; if RELU
+// is 1, with dY masked by Y: 0 where relu gave 0. Members as of Normalization.
 struct Gradient {
     using T = operators::T;
     using A = operators::A;
@@ -124,12 +134,14 @@ struct Gradient {
     T* residual_grad;  // dY where Y is above 0, or null
 
     __device__ bool writes() const { return result || (MASKS && residual_grad); }
+    // Sums are of x - mean.
     __device__ A reference(i64 channel, i64, i64) const { return mean[channel]; }
+    // What `coefficients` takes of a channel beside its sums.
     __device__ ChannelInputs<A> channel_inputs(i64 channel) const {
         return {scale[channel], inv_std[channel]};
     }
     // Coefficients of dX = ((dY - sum / n) - (X - mean) slope) scale inv_std, slope = inv_std^2
-    // product / n.
+    // product / n, with sum of dY and product = sum of dY (X - mean). inputs = {scale, inv_std}.
     __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Slopes<A>& sums,
                                             A reference) const {
         const A inverse = inputs.second, count = static_cast<A>(n);
@@ -143,7 +155,7 @@ struct Gradient {
         scale_grad.store(channel, n > 0 ? sums.product[0] * inv_std[channel] : A(0));
         bias_grad.store(channel, sums.sum[0]);
     }
-    // dX of one element.
+    // dX of one element; dy is masked already.
     static __device__ A map(const Coefficients<A>& coefs, A x, A dy) {
         return ((dy - coefs.offset) - (x - coefs.reference) * coefs.term) * coefs.factor;
     }

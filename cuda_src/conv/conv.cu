@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Convolutions and their gradients.  CPU provider: cupy_training_ops/families/conv/reference.py
 //
-// Matrix products, tile by tile, with implicit im2col. Families of kernels:
+// Matrix products, tile by tile, with implicit im2col. A position is a place of an image or output,
+// a tap one of the kernel, a filter a channel of Y. Families of kernels:
 //
 //     image, weight    tiles gathered from arrays in their own layout: a convolution or its data
 //                      gradient; the gradient of the weights
@@ -29,8 +30,8 @@
 #ifndef CTO_ROWS
 #define CTO_ROWS 64
 #endif
-// Products of TF32 that one of floats becomes on tensor cores: 1, of rounded floats; 3, of their high
-// and low parts (staged arrays alone); 0: floats are multiplied exactly.
+// Products of TF32 that one of floats becomes on tensor cores: 1, of rounded floats; 3, of their
+// high and low parts (staged arrays alone); 0: floats are multiplied exactly.
 #ifndef CTO_TF32
 #define CTO_TF32 0
 #endif
@@ -104,8 +105,9 @@ constexpr int WALK_BLOCKS = 1;
 #else
 constexpr int WALK_BLOCKS = BLOCKS;
 #endif
-// Which kernels a compilation has. Each is kept small, so that a first call does not wait for
-// kernels that it does not launch. (T of 2 bytes: "half"; of 4 bytes: "float".)
+// Which kernels a compilation has; others are empty. Each compilation is small, so that a first
+// call does not wait for kernels that it does not launch. (T of 2 bytes: "half"; of 4 bytes:
+// "float".)
 //
 //     HAS_TILES             conv__pack, _image, _weight of CTO_ROWS rows; half: not WIDE_ROWS
 //     HAS_LINES             conv__image_lines, _weight_lines; half: also WIDE_ROWS
@@ -145,8 +147,8 @@ using StagedTile =
 using namespace cto;
 
 // packed[tile][part][tap][d][r] = W of row `r` of the tile (a filter; in the gradient, a channel)
-// and of depth part * DEPTH + d (a channel; in the gradient, a filter), zeros beyond. A block for
-// each [tile][part][tap].
+// and of depth part * DEPTH + d (a channel; in the gradient, a filter), zeros beyond: W in the
+// order in which tiles of conv__image read it. A block for each [tile][part][tap].
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_TILES || HAS_LINES) {
@@ -154,9 +156,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// written = bias + convolution of `read` with W, or with layout.is_gradient its gradient for X;
-// bias may be null. A block has a tile of ROWS channels and COLUMNS positions. packed: W from
-// conv__pack.
+// written = bias + convolution of `read` with W, or with layout.is_gradient its gradient for X,
+// where `read` is dY; bias may be null. Arrays are (n, channel, position). A block has a tile of
+// ROWS channels and COLUMNS positions; there are column_tiles tiles of positions (of each residue
+// of a gradient's stride, see image.cuh). packed: W from conv__pack.
 extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                 const __grid_constant__ ImageLayout layout) {
@@ -166,8 +169,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     }
 }
 
-// conv__image for 1 x 1 taps and stride 1, if lines of positions start at multiples of 8 bytes:
-// they are read and written by vectors. `stages` parts are in dynamic shared memory.
+// conv__image for 1 x 1 taps and stride 1, if lines (the positions of one channel) start at
+// multiples of 8 bytes: they are read and written by vectors. `stages` (2 or 4) parts of the sum
+// over channels are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
     conv__image_lines(const T* read, const T* packed, const T* bias, T* written, i32 stages,
                       const __grid_constant__ ImageLayout layout) {
@@ -177,8 +181,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
                                                     reinterpret_cast<T*>(shared));
 }
 
-// sums[part][tile] = the tile's sums over the positions of one part of x * y, for the gradient of
-// W; a block for each. y_sums[part][filter] = sums of y, for that of a bias; may be null.
+// sums[part][tile][row][column] = sum of x * y over one part of the positions, for the gradient of
+// W: rows are filters, columns channels and taps (weight.cuh). A block for each [part][tile].
+// y_sums[part][filter] = sums of y = dY, for the gradient of a bias; may be null.
 // conv__weight_total adds the parts.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight(const T* x, const T* y, A* sums, A* y_sums,
@@ -188,7 +193,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__weight, if lines of y are aligned, so that they are copied by vectors.
+// sums[part][tile][row][column], y_sums[part][filter] as of conv__weight, if lines of y (the
+// positions of one filter) are aligned: they are copied by vectors.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
                          const __grid_constant__ WeightLayout layout) {
@@ -197,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // conv__weight for 1 x 1 taps and stride 1, if lines of x and y are aligned: both are copied by
-// vectors. `stages` parts are in dynamic shared memory.
+// vectors. `stages` (2 or 4) stages of DEPTH positions are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
                        const __grid_constant__ WeightLayout layout) {
@@ -218,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__pack for FewTile, whose tiles have few rows.
+// packed[tile][part][tap][d][r] = W, as of conv__pack, for tiles of FEW_ROWS rows.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack_few(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_FEW) {
@@ -226,7 +232,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__image for FewTile, whose tiles have few rows.
+// written = bias + convolution of `read`, or its gradient for X, as conv__image, by tiles of
+// FEW_ROWS rows; packed: W from conv__pack_few.
 extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
     conv__image_few(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                     const __grid_constant__ ImageLayout layout) {
@@ -235,7 +242,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
     }
 }
 
-// conv__weight for FewTile, whose tiles have few rows.
+// sums[part][tile][row][column] = sum of x * y over a part of the positions, y_sums[part][filter] =
+// sum of y or null, as conv__weight, by tiles of FEW_ROWS rows.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_few(const T* x, const T* y, A* sums, A* y_sums,
                      const __grid_constant__ WeightLayout layout) {
@@ -244,7 +252,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__weight_total for FewTile, whose tiles have few rows.
+// w and bias = sums over `count` parts of conv__weight_few's sums and y_sums; see
+// conv__weight_total.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total_few(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                            const __grid_constant__ WeightLayout layout) {
@@ -253,8 +262,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// y = bias + depthwise convolution of x with w: groups of one channel, arrays (n, channel,
-// position). bias may be null. A thread writes STRIP neighbouring positions.
+// y = bias + depthwise convolution of x with w (filter, tap): groups of one channel, arrays (n,
+// channel, position). bias may be null. A thread writes STRIP neighbouring positions.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise(const T* x, const T* w, const T* bias, T* y,
                     const __grid_constant__ DepthwiseLayout layout) {
@@ -273,9 +282,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// sums[part][filter][tap] = sum of y[position] * x[where the tap reads], over every parts-th image;
-// y_sums[part][filter] = sum of y, may be null. Arrays are (n, channel, position). A block has TAPS
-// x TAPS taps of a filter and one part.
+// sums[part][filter][tap] = sum of y[position] * x[where the tap reads], over every parts-th image,
+// for the gradient of a depthwise W; y_sums[part][filter] = sum of y. Either may be null. Arrays
+// are (n, channel, position). A block has TAPS x TAPS taps of a filter and one part.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                            const __grid_constant__ DepthwiseLayout layout) {
@@ -284,7 +293,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_weight with WIDE_TAPS x WIDE_TAPS taps a block.
+// sums[part][filter][tap] and y_sums[part][filter] as of conv__depthwise_weight, with WIDE_TAPS x
+// WIDE_TAPS taps a block.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight_wide(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                                 const __grid_constant__ DepthwiseLayout layout) {
@@ -293,9 +303,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise, or with is_gradient conv__depthwise_gradient, of arrays (n, position,
-// channel). A block has LINE_VECTORS vectors of channels and `of_block` strips, a thread
-// a vector and a strip.
+// written = bias + depthwise convolution of `read` with w (channel, tap), or with is_gradient its
+// gradient for X, where `read` is dY; bias may be null. Arrays are (n, position, channel). A block
+// has LINE_VECTORS vectors of channels and `of_block` strips (STRIP neighbouring positions), a
+// thread one of the vectors and some of the strips.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_lines(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {
@@ -315,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // conv__depthwise_lines for TAPS x TAPS taps, stride and dilation 1: a thread walks down `rows`
-// rows of a strip and reads each row once for all taps.
+// rows of an image, STRIP columns wide, and reads each row once for all taps.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_walks(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           i32 rows, bool is_gradient,
@@ -326,8 +337,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_lines_weight for TAPS x TAPS taps, stride and dilation 1: a thread walks down
-// `rows` rows of a strip.
+// sums[part][channel][tap] and y_sums[part][channel] as of conv__depthwise_lines_weight, for TAPS x
+// TAPS taps, stride and dilation 1: a thread walks down `rows` rows, STRIP columns wide; a part is
+// of_part such walks.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
                                  const __grid_constant__ DepthwiseLayout layout) {
@@ -336,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     }
 }
 
-// to[n][j][i] = from[n][i][j], i < height, j < width.
+// to[n][j][i] = from[n][i][j], i < height, j < width: channels first to last, or back.
 extern "C" __global__ void __launch_bounds__(facts::TRANSPOSING_THREADS, TRANSPOSING_BLOCKS)
     conv__transpose(const T* from, T* to, i64 height, i64 width) {
     if constexpr (WITHOUT_TILES) {
@@ -368,8 +380,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // staged_x, staged_y, staged_w = x, y, w as (n, position, channel), channels padded with zeros to
-// whole vectors of 16 bytes; rows[position] = where a position of Y reads X. A block has a tile of
-// one of them; arrays of 0 blocks are left out. See conv/staging.cuh.
+// whole vectors of 16 bytes; rows[position] = where a position of Y reads X (facts::StagedRow). A
+// block has a tile of one of them; arrays of 0 blocks are left out. See conv/staging.cuh.
 extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
                 StagedRow* rows, const __grid_constant__ StagingLayout layout) {
@@ -406,8 +418,9 @@ extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BL
 }
 
 // w = sum over `count` parts of `parts`, which conv__staged wrote: blocks [0, blocks_of_weights),
-// with `filters` filters a block; filters = 0: W has channels last, as its sums have. bias = sum of
-// y_parts: the blocks after these.
+// with `filters` filters a block; filters = 0: W has channels last, as its sums have.
+// joined_filters: filters of each of the groups that staging joined to one (staged_total.cuh). bias
+// = sum of y_parts: the blocks after these. `summers` and bias_summers threads share a sum.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        i32 filters, i32 joined_filters, u32 blocks_of_weights, i32 bias_summers,
@@ -424,7 +437,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
 }
 
 // x = bias + gradient for X of a convolution of few channels, y being dY as (n, position, filter);
-// bias may be null. A block has every gridDim.x-th tile of positions.
+// bias may be null. A block has every gridDim.x-th tile of positions. See direct_image.cuh.
 extern "C" __global__ void __launch_bounds__(DIRECT_THREADS, STAGED_BLOCKS)
     conv__direct_image(const T* y, const T* w, const T* bias, T* x,
                        const __grid_constant__ DirectLayout layout) {
@@ -433,9 +446,10 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS, STAGED_BLOCKS)
         conv::direct_image::write_direct<DirectTile, GOES_DIRECT>(y, w, bias, x, layout, shared);
 }
 
-// sums[part][column tile][filter][column] = gradient of W over every parts-th tile of
-// positions, for an X of few channels; y_sums[part][filter] = sums of y. Either may be null.
-// Block part * column_tiles + column tile.
+// sums[part][column tile][filter][column] = gradient of W over every parts-th tile of positions,
+// for an X of few channels; y_sums[part][filter] = sums of y. Either may be null. Columns are
+// channels and taps in the order of direct_weight.cuh. Block part * column_tiles + column tile does
+// one.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
     conv__direct_weight(const T* x, const T* y, A* sums, A* y_sums, u32 column_tiles,
                         const __grid_constant__ DirectLayout layout) {

@@ -3,8 +3,9 @@
 // what a tile of positions reads to shared memory once, for all taps.
 //
 // A run is the stride[1] * channels elements of X at stride[1] neighbouring columns, at most 8; it
-// takes a vector of 8. With stride (2, 2), for example, X becomes an image of a quarter of the
-// positions, with 4 times the channels; `window` is the extent of the kernel there.
+// takes a vector of 8. With stride (2, 2), for example, X becomes a reduced image of a quarter of
+// the positions, with 4 times the channels (one for each residue of row and column); `window` is
+// the extent of the kernel there, and a window tap one of its places.
 #pragma once
 #include "conv/staged_weight.cuh"
 
@@ -16,8 +17,8 @@ using namespace staged_tile;
 constexpr int LOW_BITS = 7;   // log2 of the bytes of a line of shared memory
 constexpr int K_NBYTES = 32;  // bytes of a line that one product of fragments sums over
 
-// Sizes of shared memory. PANELS panels have the PANEL filters: a line of a panel is IN_LINE
-// filters of one position.
+// Sizes of shared memory. Y takes PANELS panels, which have PANEL filters in all: a line of a panel
+// is IN_LINE filters (128 bytes) of one position. VECTOR: elements of 16 bytes.
 template <class Element, bool TF32>
 struct DirectTile {
     using E = Element;
@@ -29,11 +30,13 @@ struct DirectTile {
     static constexpr int STAGE_NBYTES = PANELS * Y_NBYTES + DIRECT_HALO * RUN_NBYTES;
 };
 
-// Tile `tile` of the numbering (image, tile down, tile across): image n, first position at[0..1].
+// Tile `tile` of positions, in the numbering (image, tile down, tile across): image n, `height`
+// rows and DIRECT_WIDTH columns from position at[0..1] on.
 struct TileOfPositions {
     u32 n;
     i32 at[2];
 
+    // height: rows of a tile.
     __device__ __forceinline__ TileOfPositions(const DirectLayout& layout, u32 tile, int height) {
         const u32 rest = tile / static_cast<u32>(layout.tiles[1]);
         n = rest / static_cast<u32>(layout.tiles[0]);
@@ -42,6 +45,7 @@ struct TileOfPositions {
     }
 };
 
+// Number of tiles of positions of all images.
 __device__ __forceinline__ u32 count_tiles(const DirectLayout& layout) {
     return static_cast<u32>(layout.batch) * layout.tiles[0] * layout.tiles[1];
 }
@@ -63,7 +67,7 @@ struct InRun {
     }
 };
 
-// Elements of a run.
+// Number of elements of a run.
 __device__ __forceinline__ i32 run_of(const DirectLayout& layout) {
     return layout.stride[1] * layout.channels;
 }

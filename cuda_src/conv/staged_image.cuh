@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A convolution or its data gradient over staged arrays, image.cuh's product: rows are written
-// channels, columns positions, and the sum is over taps and read channels, in vectors of channels.
+// A convolution or its data gradient over staged arrays (staging.cuh), image.cuh's product: rows
+// are written channels, columns positions, and the sum is over taps and read channels, in vectors
+// of 16 bytes of channels. Offsets in staged arrays are counted in these vectors.
 #pragma once
 #include "conv/staged_exact.cuh"
 
@@ -26,13 +27,13 @@ struct ImageShared {
     Place place;
 };
 
-// Vectors of `width` that channels take.
+// Number of vectors of `width` that so many channels take.
 __device__ __forceinline__ i32 vectors_of(i32 channels, int width) {
     return (channels + width - 1) / width;
 }
 
-// Tap `number` of the residue's taps. w_tap: vectors between taps in W;
-// vectors: those of a position.
+// Tap `number` of the residue's taps (place.lines). w_tap: vectors from a tap of W to the next;
+// vectors: vectors of a position of what is read.
 __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const Place& place,
                                                 int number, i32 w_tap, i32 vectors) {
     u32 rest = number;
@@ -52,11 +53,14 @@ __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const
     return {static_cast<i32>(read * vectors), index * w_tap};
 }
 
-// A column of D: what it reads, and its offset in `written` at channel 0 of the group (-1: none).
+// A column of D, a position: what it reads, and its offset in `written` at channel 0 of the group
+// (-1: it does not exist).
 struct StagedColumn {
     StagedRow row{};
     i64 place = -1;
 
+    // Column `column` of tile `of`. depth, vectors: vectors of a group's channels, and of all, at a
+    // position of what is read. channels_last: `written` is (n, position, channel).
     __device__ __forceinline__ StagedColumn(const ImageLayout& layout, const Place& of, int column,
                                             i32 depth, i32 vectors, bool channels_last) {
         if (of.first_column + column >= of.columns) return;
@@ -86,10 +90,11 @@ struct StagedColumn {
     }
 };
 
-// Copies stages. A stage has LINE_VECTORS vectors of the sum, each a vector of channels of one tap;
-// a thread copies one of them for every AT_ONCE-th line. If depth allows it, the order is all taps
-// of some channels, then the next channels: a tap reads mostly what the one before read, which is
-// in the L1 cache. Lines of W are rows; AS_IT_LIES, they are elements k of the sum.
+// The copier of add_stages: copies stages of A (W) and B (what is read) to shared memory. A stage
+// has LINE_VECTORS vectors of the sum, each a vector of channels of one tap; a thread copies one of
+// them for every AT_ONCE-th line. If depth allows it, the order is all taps of some channels, then
+// the next channels: a tap reads mostly what the one before read, which is in the L1 cache. Lines
+// of W are rows; AS_IT_LIES, they are elements k of the sum, each with all rows.
 template <class Tile, bool AS_IT_LIES>
 struct ImageCopier {
     static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
@@ -102,7 +107,8 @@ struct ImageCopier {
     bool taps_first;  // all taps of the same channels first
     i32 tap, vector;  // the thread's vector of the sum
     int line, own;    // the thread's first line, and the offset of its first vector in a stage
-    // Of the stage being copied:
+    // Of the stage being copied: the thread's vector of the sum in `read` and `w`; the bit of its
+    // tap in StagedRow::inside, 0 past the end of the sum.
     const uint4 *read_of, *w_of;
     u32 bit;
 
@@ -134,6 +140,8 @@ struct ImageCopier {
                                                 read_of + row.offset, (row.inside & bit) != 0);
         }
     }
+    // Closes the stage's group of copies, and moves on by LINE_VECTORS vectors of the sum: to the
+    // next tap of the same channels if taps_first, else to the next channels of the tap.
     __device__ __forceinline__ void close() {
         async_copy::commit();
         if (taps_first) {
@@ -149,7 +157,9 @@ struct ImageCopier {
     }
 };
 
-// written[places[column] + row * plane] = slab[row][column], by vectors of V columns.
+// written[places[column] + row * plane] = slab[row][column], row < rows, by vectors of V columns;
+// those of negative places do not exist. slab: D in shared memory, rows of COLUMNS + VECTOR
+// elements.
 template <class Tile, int V>
 __device__ __forceinline__ void write_columns(const typename Tile::E* slab, const i64* places,
                                               i64 plane, i32 rows, typename Tile::E* written) {
@@ -180,7 +190,8 @@ __device__ __forceinline__ void write_single_columns(const typename Tile::E* sla
     }
 }
 
-// written[places[column] + row] = slab[column][row], by vectors of V rows: channels are last.
+// written[places[column] + row] = slab[column][row], row < rows, by vectors of V rows: channels are
+// last. slab: D in shared memory, columns of ROWS + VECTOR elements.
 template <class Tile, int V>
 __device__ __forceinline__ void write_lines(const typename Tile::E* slab, const i64* places,
                                             i32 rows, typename Tile::E* written) {
@@ -195,7 +206,8 @@ __device__ __forceinline__ void write_lines(const typename Tile::E* slab, const 
     }
 }
 
-// Writes D to an array with channels last, by vectors of `width` channels.
+// Writes D to an array with channels last, by vectors of `width` channels (VECTOR or 1), by way of
+// `slab` in shared memory: write_lines. `written`: at the tile's first channel.
 template <class Tile>
 __device__ __forceinline__ void write_staged_lines(const StagedProduct<Tile>& product,
                                                    const i64* places, i32 rows,
@@ -217,7 +229,8 @@ __device__ __forceinline__ void write_staged_lines(const StagedProduct<Tile>& pr
         write_lines<Tile, 1>(slab, places, rows, written);
 }
 
-// Writes D to an array (n, channel, position), by vectors of `width` positions.
+// Writes D to an array (n, channel, position), by vectors of `width` positions (VECTOR, VECTOR / 2
+// or 1), by way of `slab` in shared memory: write_columns. `written`: at the tile's first channel.
 template <class Tile>
 __device__ __forceinline__ void write_staged_columns(const StagedProduct<Tile>& product,
                                                      const i64* places, i64 plane, i32 rows,
@@ -259,7 +272,8 @@ __device__ __forceinline__ void write_staged(StagedProduct<Tile>& product,
     }
 }
 
-// product = sum over all taps and channels.
+// product = sum over all taps and channels of W and `read`, staged arrays, for the tile
+// shared.place. `stages`: shared memory for Tile::STAGES stages. AS_IT_LIES: see ImageCopier.
 template <class Tile, bool AS_IT_LIES>
 __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
                                            const ImageShared<Tile>& shared,
@@ -299,7 +313,9 @@ __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
                                              [](const tensor_core::A(&)[Tile::DOWN]) {});
 }
 
-// conv__image over staged arrays, for block `block` of this kernel's part of the launch.
+// written = bias + convolution of `read` with W, or its gradient for X: conv__image over staged
+// arrays, for block `block` of this kernel's part of the launch. staged: how W lies, and how
+// `written` is stored (facts::StagedImage). `stages`: dynamic shared memory.
 template <class Tile>
 __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
                                                    const typename Tile::E* w,
