@@ -93,7 +93,7 @@ def _chosen(site: Site) -> list[int]:
 
 
 def _ends(site: Site) -> tuple[Term, Term | None, Term | None]:
-    """Return (x, scales, sizes), one of the last two None; an empty array of sizes counts as none"""
+    """Return (x, scales, sizes), one of the last two None, as an empty array of sizes counts."""
     x, _, scales, sizes = (*site.inputs, None, None, None)[:4]
     known = site.value(sizes)
     if sizes is None or (known is not None and not known.size):
