@@ -30,7 +30,7 @@ OPSET = 17
 
 
 def with_loss(graph: Graph, loss: Any) -> Graph:
-    """Return the graph with a loss as its first output, and its labels as the last input.
+    """Return the graph with a loss as its first output, and its labels (if any) as the last input.
 
     loss: one of LOSSES, the name of an output that is one number, or an onnx.FunctionProto of
     (scores, labels) whose only output is one number.

@@ -28,8 +28,8 @@ from .table import Array, Function, Module, standard, wide
 DIRECTIONS = ("forward", "reverse", "bidirectional")
 Names = Sequence[str] | None
 Floats = Sequence[float] | None
-States = tuple[Array, ...]  # the hidden state first
-Step = Callable[[Array, States], States]  # by the inputs' part of the gates
+States = tuple[Array, ...]  # hidden state, and of an LSTM the cell; each (batch, hidden)
+Step = Callable[[Array, States], States]  # (W x_t + bias, states before) to states behind
 
 
 # ---- activations ---------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def _thresholded_relu(xp: Module, x: Array, *, alpha: float) -> Array:
     return xp.where(x >= scalar(x, alpha), x, scalar(x, 0))
 
 
-# Functions, and their numbers: None where one has to be said.
+# Functions, and their attributes' defaults: None where the node has to say it.
 ACTIVATIONS: Mapping[str, tuple[Function, Mapping[str, float | None]]] = {
     "Affine": (_affine, {"alpha": None, "beta": None}),
     "Elu": (elu, {"alpha": 1.0}),
@@ -69,7 +69,10 @@ _BY_LOWER = {name.lower(): row for name, row in ACTIVATIONS.items()}
 
 
 def activations_of(names: Sequence[str], alphas: Floats, betas: Floats) -> list[Function]:
-    """The functions of these names; each takes the next alpha and beta, if it has them."""
+    """Return the functions of these names, with alpha and beta bound.
+
+    alphas, betas: the nodes' lists, of which each function that has the number takes the next one.
+    """
     left = {"alpha": list(alphas or ()), "beta": list(betas or ())}
     result: list[Function] = []
     for name in names:
@@ -90,7 +93,10 @@ def activations_of(names: Sequence[str], alphas: Floats, betas: Floats) -> list[
 
 
 def activations_checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
-    """A check of the attributes about activations."""
+    """Return a check of a node's attributes: number and names of activations, alphas, betas.
+
+    defaults: the activations of one direction.
+    """
 
     def check(attributes: Mapping[str, Any]) -> None:
         n = 2 if attributes.get("direction") == "bidirectional" else 1
@@ -108,7 +114,13 @@ def activations_checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
 
 
 class Layer:
-    """Code that the layers share: extents, gates, directions, and sequences of several lengths."""
+    """What RNN, GRU and LSTM share; arrays of half types are computed in float32.
+
+    x: (steps, batch, inputs). w, r, bias: as ONNX's W, R, B, with a direction first. n_hidden: of a
+    state. backward: for each direction, True if it goes from the last step to the first. n_gates:
+    gates of a step. layout: 1 if inputs and outputs have the batch first. clip: inputs of
+    activations are clipped to -clip and clip.
+    """
 
     def __init__(
         self,
@@ -141,7 +153,7 @@ class Layer:
             raise ArgumentError(f"{name}: expected shape {shape}, got {array.shape}")
 
     def start(self, name: str, state: Array) -> Array:
-        """An initial state, one for each direction."""
+        """Return an initial state as (directions, batch, hidden), zeros for None."""
         shape = (len(self.backward), self.x.shape[1], self.n_hidden)
         if state is None:
             return self.xp.zeros(shape, self.x.dtype)
@@ -150,17 +162,17 @@ class Layer:
         return wide(state)
 
     def bound(self, x: Array) -> Array:
-        """Clip the input of an activation."""
+        """Return an activation's input, clipped if the node has `clip`."""
         if self._clip is None:
             return x
         return self.xp.minimum(self.xp.maximum(x, scalar(x, -self._clip)), scalar(x, self._clip))
 
     def times(self, a: Array, b: Array) -> Array:
-        """a b^T."""
+        """Return a b^T."""
         return product(self.xp, a, b.swapaxes(-1, -2))
 
     def biases(self, direction: int) -> tuple[Any, Any]:
-        """The biases of the inputs' part and of the states' part."""
+        """Return the two halves of a direction's bias: beside W x and beside R h; 0, 0 without."""
         if self.bias is None:
             return 0, 0
         n = self.bias.shape[1] // 2
@@ -169,9 +181,11 @@ class Layer:
     def run(
         self, steps: Sequence[tuple[Step, Any]], starts: Sequence[Array], lengths: Array
     ) -> tuple[Array, ...]:
-        """All hidden states, and the last states. A step stands beside the bias of its inputs.
+        """Return Y, the hidden states of all steps, and the last of each state.
 
-        A sequence that has ended keeps its states, and has zeros behind its end.
+        steps: for each direction, its function (see Step) and the bias beside W x. starts: initial
+        states. lengths: of each sequence, or None; one that has ended keeps its states, and has
+        zeros in Y.
         """
         xp, (n_times, batch, _) = self.xp, self.x.shape
         if lengths is not None:
@@ -217,6 +231,7 @@ def rnn(
     hidden_size: int | None = None,
     layout: bool = False,
 ) -> tuple[Array, ...]:
+    """Return Y and Y_h; h_t = f(W x_t + R h_(t-1) + b)."""
     layer = Layer(xp, (x, w, r, bias), 1, hidden_size, direction, layout, clip)
     n = len(layer.backward)
     functions = activations_of(activations or ("Tanh",) * n, activation_alpha, activation_beta)
@@ -252,7 +267,11 @@ def gru(
     layout: bool = False,
     linear_before_reset: bool = False,
 ) -> tuple[Array, ...]:
-    """Gates in the order update, reset, hidden."""
+    """Return Y and Y_h; gates are in the order update z, reset r, new n.
+
+    h_t = (1 - z) n + z h_(t-1), n = g(W x_t + R (r h_(t-1)) + b), or, linear_before_reset,
+    n = g(W x_t + r (R h_(t-1) + b_R) + b_W).
+    """
     layer = Layer(xp, (x, w, r, bias), 3, hidden_size, direction, layout, clip)
     n, m = len(layer.backward), layer.n_hidden
     names = activations or ("Sigmoid", "Tanh") * n
@@ -309,7 +328,11 @@ def lstm(
     input_forget: bool = False,
     layout: bool = False,
 ) -> tuple[Array, ...]:
-    """Gates in the order input, output, forget, cell; with input_forget, forget = 1 - input."""
+    """Return Y, Y_h and Y_c; gates are in the order input, output, forget, cell.
+
+    input_forget: forget = 1 - input. peepholes: (directions, 3 hidden), weights of the cell in the
+    input, output and forget gate.
+    """
     layer = Layer(xp, (x, w, r, bias), 4, hidden_size, direction, layout, clip)
     n, m = len(layer.backward), layer.n_hidden
     names = activations or ("Sigmoid", "Tanh", "Tanh") * n

@@ -21,14 +21,18 @@ from .table import Array, Module, in_float32, standard, wide
 PADDING = ("zeros", "border", "reflection")
 OLD_MODES = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
 CUBIC = -0.75
-FAR = 4  # pixels beyond an image, where no tap is inside
+FAR = 4  # so many pixels beyond an image, no tap of a place is inside
 
 
 # ---- pixels --------------------------------------------------------------------------------------
 
 
 def _taps(xp: Module, s: Array, mode: str) -> list[tuple[Array, Any]]:
-    """The pixels around places of an axis, as floats, and their weights; 1 stands for all ones."""
+    """Return (pixel, weight) of each tap: the pixels around places s that are interpolated.
+
+    s: places along an axis, in pixels; pixel: indices as floats; both have its shape. A weight may
+    be the number 1. Cubic weights are those of cubic convolution with a = CUBIC.
+    """
     if mode == "nearest":
         return [(xp.rint(s), 1)]
     low = xp.floor(s)
@@ -43,7 +47,11 @@ def _taps(xp: Module, s: Array, mode: str) -> list[tuple[Array, Any]]:
 
 
 def _bring_near(xp: Module, s: Array, n: int, padding: str, align_corners: bool) -> Array:
-    """Move places to such as read the same, and fit into an integer."""
+    """Move places s along an axis of n pixels to nearby ones of the same value.
+
+    Far outside, padding is all that they read (or the image's last pixel); reflection is periodic.
+    So indices fit into integers.
+    """
     if padding != "reflection":
         return xp.minimum(xp.maximum(s, scalar(s, -FAR)), scalar(s, n - 1 + FAR))
     period = max(2 * (n - 1), 1) if align_corners else 2 * n
@@ -53,7 +61,10 @@ def _bring_near(xp: Module, s: Array, n: int, padding: str, align_corners: bool)
 def _inside(
     xp: Module, pixels: Array, n: int, padding: str, align_corners: bool
 ) -> tuple[Array, Array]:
-    """Pixels of an axis of n; and where there is one, or None for everywhere."""
+    """Return indices from 0 to n - 1 for pixels (floats), and where the image has the pixel.
+
+    The latter is a bool array, or None: everywhere, as padding repeats or reflects pixels.
+    """
     index = xp.where(xp.isnan(pixels), scalar(pixels, -1), pixels).astype(np.int64)
     if padding == "zeros":
         return xp.clip(index, 0, n - 1), (index >= 0) & (index < n)
@@ -76,10 +87,10 @@ def sample(
     align_corners: bool = False,
     join: Any = operator.add,
 ) -> Array:
-    """The values (M, P, C) of images (N, C, ...) at P places of each of M.
+    """Return values (M, P, C) of images x (N, C, ...): of image images[m] at P places.
 
-    images: which image each of the M is. places: for each axis an array (M, P), 0 at the middle of
-    the first pixel. join: the sum of the pixels around a place by their weights, or else.
+    places: for each axis of an image an array (M, P), in pixels, 0 at the middle of the first one.
+    join: combines the weighted pixels around a place; by default adds them.
     """
     shape = x.shape[2:]
     rows = xp.moveaxis(x.reshape(*x.shape[:2], math.prod(shape)), 1, 2)
@@ -94,7 +105,7 @@ def sample(
         for s, n in zip(near, shape, strict=True)
     ]
     total = None
-    for taps in itertools.product(*each_axis):
+    for taps in itertools.product(*each_axis):  # one tap of each axis: a pixel
         index: Any = 0
         weight: Any = 1
         is_inside: Any = None
@@ -116,6 +127,10 @@ def sample(
 def _grid_sample(
     xp: Module, x: Array, grid: Array, mode: str, padding_mode: str, align_corners: bool
 ) -> Array:
+    """Return the values (N, C, ...) of images x at the places of grid (N, ..., rank), from -1 to 1.
+
+    grid[..., 0] is along the last axis of an image. mode: "linear", "nearest" or "cubic".
+    """
     shape, rank = x.shape[2:], x.ndim - 2
     if rank < 1 or grid.ndim != x.ndim or grid.shape[-1] != rank or grid.shape[0] != x.shape[0]:
         expected = f"shape ({x.shape[0]}, {rank} extents, {rank})"
@@ -178,7 +193,10 @@ def grid_sample(
 @standard("AffineGrid", since=20, host=(1,), grows=True)
 @in_float32
 def affine_grid(xp: Module, theta: Array, size: Any, *, align_corners: bool = False) -> Array:
-    """theta (x, y, 1) for the middles of the pixels of images of this size, from -1 to 1."""
+    """Return theta (x, y, 1) for the middle (x, y) of each pixel, from -1 to 1: (N, H, W, 2).
+
+    theta: (N, 2, 3); size: (N, C, H, W). In three dimensions so with (x, y, z, 1).
+    """
     whole = extents(size)
     if len(whole) not in (4, 5):
         raise ArgumentError(f"size: expected 4 or 5 extents, got {len(whole)}")
@@ -248,10 +266,10 @@ def roi_align(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Array:
-    """The mean of values at a grid of places in each cell of a region.
+    """Return the mean of values at a grid of places in each cell of a region: (R, C, cells).
 
-    Or the largest pixel around all of them, multiplied by its share in the place: so do ONNX's own
-    cases and ONNX Runtime have it.
+    mode "max": the largest weighted pixel around any of them, as ONNX's own cases and ONNX Runtime
+    have it. images: index of each region's image. rois: x and y of two corners.
     """
     if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 4 or images.shape != rois.shape[:1]:
         got = f"{x.shape}, {rois.shape} and {images.shape}"
@@ -270,6 +288,7 @@ def roi_align(
         start, length = corners[:, axis], corners[:, axis + 2] - corners[:, axis]
         length = length if is_shifted else xp.maximum(length, scalar(rois, 1))
         lines.append(_roi_line(xp, start, length / scalar(rois, cells), cells, sampling_ratio))
+    # Places are the products of a line of y and a line of x for each region: (R, cells most).
     (ys, in_y, n_y), (xs, in_x, n_x) = lines
     grid = (len(rois), ys.shape[1], xs.shape[1])
     places = [xp.broadcast_to(ys[:, :, None], grid), xp.broadcast_to(xs[:, None, :], grid)]
@@ -295,7 +314,7 @@ def roi_align(
 
 
 def _refuse_other_images(images: Array, n: int, name: str) -> None:
-    """Refuse numbers that are no image's, where they are on the host."""
+    """Refuse indices that none of n images has, where they are on the host."""
     if isinstance(images, np.ndarray) and images.size:
         wrong = images[(images < 0) | (images >= n)]
         if wrong.size:
@@ -305,9 +324,10 @@ def _refuse_other_images(images: Array, n: int, name: str) -> None:
 def _roi_line(
     xp: Module, start: Array, cell: Array, cells: int, ratio: int
 ) -> tuple[Array, Array, Array]:
-    """Places along an axis (R, cells most), which of them count, and how many in each cell.
+    """Return places along an axis, which of them count (both (R, cells most)), and counts (R,).
 
-    As many as a cell is long if no ratio says how many; then `most` is the longest one's.
+    start, cell: (R,), where each region begins and how long its cells are, in pixels. A cell has
+    `ratio` places, or if that is 0 as many as it is long; `most` is the largest count.
     """
     if ratio > 0:
         counts, most = xp.full(start.shape, ratio, np.int64), ratio
@@ -343,7 +363,11 @@ def deform_conv(
     pads: Axes = None,
     strides: Axes = None,
 ) -> Array:
-    """A convolution of values at places that are `offset` away from the pixels of a window."""
+    """Return a convolution of values at places that are `offset` away from a window's pixels.
+
+    offset: (N, offset groups * taps * rank, output extents), in pixels; taps: elements of a kernel.
+    mask: a factor of each value, (N, offset groups * taps, output extents).
+    """
     if not x.ndim == w.ndim == offset.ndim >= 3:
         got = f"{x.shape}, {w.shape} and {offset.shape}"
         raise ArgumentError(f"X, W, offset: expected one rank of at least 3, got {got}")
@@ -389,10 +413,12 @@ def deform_conv(
 
 
 def _along(line: Any, axis: int, rank: int) -> Any:
+    """Return a vector as an array of `rank` dimensions, of extent 1 but along an axis."""
     return line.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
 def _check_groups(x: Array, w: Array, offset: Array, group: int, offset_group: int) -> None:
+    """Refuse numbers of groups that do not fit the shapes."""
     channels, rank = x.shape[1], x.ndim - 2
     if channels != w.shape[1] * group or w.shape[0] % group:
         raise ArgumentError(f"group: {group} does not fit shapes {x.shape} and {w.shape}")
