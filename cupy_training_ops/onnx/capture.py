@@ -171,7 +171,7 @@ class Captures(Forms["_Form"]):
 
 
 class Form:
-    """What is known of runs whose feeds have one form."""
+    """Facts that all runs share whose feeds have one form."""
 
     def __init__(self) -> None:
         self.tries = 0  # how often the memory was recorded

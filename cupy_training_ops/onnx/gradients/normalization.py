@@ -38,7 +38,7 @@ def batch_norm_internal(site: Site) -> Sequence[Term | None]:
 
 @gradient("BatchNormalization")
 def batch_normalization(site: Site) -> Sequence[Term | None]:
-    """Of inference, by running statistics: dx = dy scale inv_std, inv_std = (var + epsilon)^-1/2.
+    """In inference, by running statistics: dx = dy scale inv_std, inv_std = (var + epsilon)^-1/2.
 
     d_scale = sum of dy (x - mean) inv_std; d_bias = sum of dy; d_mean = -d_bias scale inv_std;
     d_var = -d_scale scale inv_std^2 / 2. Sums are over all axes but 1, in float32 for half types.

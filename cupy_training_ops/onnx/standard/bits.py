@@ -24,7 +24,7 @@ for _word in ("And", "Or", "Xor"):
 
 @standard("BitShift", since=11, only={"direction": ("LEFT", "RIGHT")})
 def bit_shift(xp: Module, x: Array, y: Array, *, direction: str) -> Array:
-    """Return x << y or x >> y; where y is not below the bits of x, 0, or -1 of a negative x >> y."""
+    """Return x << y or x >> y; where y is not below x's bits, 0, or -1 of a negative x >> y."""
     refuse_mixed(x, y)
     n = 8 * x.itemsize
     is_beyond = y >= n if y.dtype.kind == "u" else (y < 0) | (y >= n)

@@ -114,7 +114,7 @@ def activations_checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
 
 
 class Layer:
-    """What RNN, GRU and LSTM share; arrays of half types are computed in float32.
+    """Base of RNN, GRU and LSTM over NumPy and CuPy; half types are computed in float32.
 
     x: (steps, batch, inputs). w, r, bias: as ONNX's W, R, B, with a direction first. n_hidden: of a
     state. backward: for each direction, True if it goes from the last step to the first. n_gates:
