@@ -106,7 +106,7 @@ class _Expansion:
             raise ArgumentError(f"the bodies of operators come to more than {MOST_NODES} nodes")
 
     def _with_parts(self, node: Node, types: Mapping[str, Dtype]) -> Node:
-        """A node whose subgraphs have bodies, too."""
+        """Return the node with bodies in its subgraphs, too; types: around it, by name."""
         parts = subgraphs(node)
         wider = {k: self.graph(part, part_types(node, part, types)) for k, part in parts.items()}
         return replace(node, attributes={**node.attributes, **wider}) if parts else node
@@ -274,6 +274,7 @@ def _with_caches(node: Node, attention: Node, names: set[str]) -> list[Node]:
     nodes: list[Node] = []
 
     def make(op_type: str, *inputs: str, result: str = "", **attributes: Any) -> str:
+        """Add a node, and return its result's name: `result`, or a new one."""
         result = result or _unique(f"{node.outputs[0]}/{node.op_type}/{op_type}", names)
         nodes.append(Node(op_type, "", node.version, inputs, (result,), attributes, node.name))
         return result
@@ -356,6 +357,7 @@ def _widened(node: Node) -> Node:
 
 
 def _wide_value(value: Any) -> Any:
+    """Return an attribute's value with float64 in place of float32 in arrays and graphs."""
     if isinstance(value, Graph):
         inner = {name: _wide_value(array) for name, array in value.constants.items()}
         return replace(value, nodes=tuple(map(_widened, value.nodes)), constants=inner)

@@ -161,6 +161,7 @@ class Labels:
                 self._check(node, classes[node.outputs[0]])
 
     def _check(self, node: Node, classes: int) -> None:
+        """Refuse the noted labels of one loss that are not from 0 to classes - 1."""
         labels = self._ranges.get(node.outputs[0])
         if labels is not None and not (labels[0] >= 0 and labels[1] < classes):
             wrong = labels[0] if labels[0] < 0 else labels[1]
@@ -448,7 +449,7 @@ class _Schema(NamedTuple):
     allowed: Mapping[str, frozenset[str]]  # by type variable
 
     def input(self, k: int) -> tuple[str, str, bool]:
-        """The k-th input; inputs behind the last one are of its list."""
+        """Return the k-th input, of a list at the end the same for all of its arrays."""
         return self.inputs[min(k, len(self.inputs) - 1)]
 
 

@@ -31,7 +31,7 @@ def runs_graphs(node: Node) -> bool:
 
 
 def runner(node: Node) -> Runner | None:
-    """The runner of a node that runs graphs; None of other nodes."""
+    """Return the runner of a node that runs graphs; None of other nodes."""
     if not runs_graphs(node):
         return None
     optional = {"Loop": 2, "Scan": int(node.version < 9)}.get(node.op_type, 0)
@@ -135,6 +135,7 @@ def _to(xp: Any, value: Any, host: bool) -> Any:
 
 
 def _array_to(xp: Any, host: bool, array: Any) -> Any:
+    """Return an array on the host if `host`, else on the device; copied if it is not there."""
     if isinstance(array, np.ndarray) == host:
         return array
     refuse_in_graph(xp, "a value of a loop or branch goes from host to device, or back")

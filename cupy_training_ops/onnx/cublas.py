@@ -194,7 +194,7 @@ def _number(kind: Any, value: float) -> Any:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The library that CuPy has loaded."""
+    """Return cuBLAS as a ctypes library: the one that CuPy has loaded."""
     importlib.import_module("cupy_backends.cuda.libs.cublas")
     for name in _SONAMES:
         try:

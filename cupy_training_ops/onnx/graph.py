@@ -120,7 +120,7 @@ def subgraphs(node: Node) -> dict[str, Graph]:
 
 
 def parts_around(node: Node) -> dict[str, Graph]:
-    """Return `subgraphs(node)` with captured values under the names of the graph around.
+    """Return {attribute: subgraph} with captured values under their names in the graph around.
 
     A subgraph's last n_captured inputs are values of the graph around; the node's last n_captured
     inputs name the same values there.
@@ -276,6 +276,7 @@ def check_attributes(attributes: Mapping[str, object], kinds: Mapping[str, Any])
 
 
 def _check_attribute(name: str, value: object, kind: Any) -> Any:
+    """Return one attribute's value, a flag as a bool; refuse it if it does not fit `kind`."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if bool in kinds and isinstance(value, int):
         return bool(value)
@@ -306,6 +307,7 @@ def _item(kind: Any) -> type | None:
 
 
 def _words(kind: Any) -> str:
+    """Return an annotation in words, for messages: "a list of integers"."""
     if get_origin(kind) is Literal:
         return _WORDS[type(get_args(kind)[0])]
     item = _item(kind)

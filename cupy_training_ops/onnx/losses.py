@@ -67,6 +67,7 @@ def _joined(graph: Graph, scores: str, part: Graph) -> Graph:
     names = {SCORES: scores, LABELS: next(name for name in labels if name not in used), "": ""}
 
     def renamed(name: str) -> str:
+        """Return the name in the whole graph of a value of `part`; a new one at first."""
         if name not in names:
             names[name] = next(numbers)
         return names[name]
@@ -147,6 +148,7 @@ class _Loss:
 
 
 def _cross_entropy(scores: Value) -> _Loss:
+    """Return the loss of scores (N, classes, ...) and labels (N, ...)."""
     shape = scores.shape
     loss = _Loss(scores, INT64, None if shape is None else (*shape[:1], *shape[2:]))
     loss.op("SoftmaxCrossEntropyLoss", SCORES, LABELS, reduction="mean")
@@ -154,6 +156,7 @@ def _cross_entropy(scores: Value) -> _Loss:
 
 
 def _token_cross_entropy(scores: Value) -> _Loss:
+    """Return the loss of scores (..., classes) and labels (...), as a matrix and a vector."""
     shape = scores.shape
     loss = _Loss(scores, INT64, None if shape is None else shape[:-1])
     rows = loss.op("Flatten", SCORES, axis=-1)

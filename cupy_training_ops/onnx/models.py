@@ -146,6 +146,7 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 
 def _from_bytes(onnx: Any, data: bytes, name: str) -> Proto:
+    """Return the ModelProto of a file's bytes; refuse what is none. name: in messages."""
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)

@@ -377,7 +377,10 @@ def _is_transpose(node: Node) -> bool:
 
 
 def _transposed_input(node: Node) -> tuple[str, float] | None:
-    """The `read` of _fold_readers for transposes, whose number says nothing."""
+    """Return (x, 1) of a Transpose of x, None of other nodes: `read` of _fold_readers.
+
+    The number means nothing here.
+    """
     return (node.inputs[0], 1) if _is_transpose(node) else None
 
 

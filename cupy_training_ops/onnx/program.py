@@ -327,6 +327,7 @@ class Upload:
         self.copies: dict[object, Any] = {}
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
+        """Return [values[0] on the device], an earlier copy of equal content if that may be."""
         value = values[0]
         if not self.repeats or not hasattr(value, "nbytes") or value.nbytes > LARGEST_COPY:
             refuse_in_graph(self._xp, "a value of the host is made anew in each step")

@@ -178,7 +178,11 @@ class Session(Summary, Generic[ArrayT]):
         return tuple(name for name, _ in self.program.results)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, ArrayT | Any]:
-        """The graph's outputs by name; arrays of `feeds` that it updates are updated in place."""
+        """Return the graph's outputs by name; feeds: an array, or a list of them, for each input.
+
+        Arrays that the graph updates are updated in place. If the run is stopped, as by Ctrl-C,
+        these and the session's states get their values of before.
+        """
         if not isinstance(feeds, Mapping):
             names = cut(str(sorted(self.program.feeds)))
             refuse("Session", "feeds", f"a dictionary of {names}", type(feeds).__name__)
@@ -205,6 +209,7 @@ class Session(Summary, Generic[ArrayT]):
         template: list[list[Any]] = []  # one list: values by slot, None for feeds that change
 
         def values_of(feeds: Mapping[str, Any]) -> list[Any]:
+            """Return values by slot before the first step; `fixed` is checked the first time."""
             if template:
                 values = template[0].copy()
                 placed = {name: self.on_place(name, value) for name, value in feeds.items()}
@@ -273,6 +278,7 @@ class Session(Summary, Generic[ArrayT]):
         return value.copy() if slot in self.program.copied else value
 
     def _run(self, values: list[Any], marks: Mapping[int, Marks]) -> None:
+        """Run all steps over `values` by slot; marks: by a step's index (`Notes.steps`)."""
         stash = self._activations.stash if self._activations else contextlib.nullcontext()
         with np.errstate(all="ignore"), stash:
             for place in range(len(self.program.steps)):

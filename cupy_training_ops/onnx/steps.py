@@ -273,6 +273,7 @@ class _IntoBuffers:
     def __call__(
         self, values: list[Any], out: Mapping[int, Any] = MappingProxyType({})
     ) -> Sequence[Any]:
+        """Run over the own inputs, with outputs in buffers where flags are set and types agree."""
         own, outs = values[: self._n], dict(out)
         for output, buffer, flag, like in self.targets:
             if values[flag].all() and values[like].dtype == values[buffer].dtype:

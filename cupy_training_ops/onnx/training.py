@@ -102,7 +102,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         graph: bool = False,
         **numbers: float,
     ) -> TrainingSession[ArrayT]:
-        """A session that trains an inference model.
+        """Return a session that trains an inference model.
 
         model: a path, the bytes of a file, or an onnx.ModelProto. loss: "cross_entropy" (labels of
         the classes along axis 1 of the first output), "mse", "l1", "bce_with_logits", or the name
@@ -312,7 +312,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
     @exclusive
     def step(self, *inputs: Any, **named: Any) -> ArrayT:
-        """Forward, backward, and the optimizer; the loss comes back."""
+        """Run forward, backward and the optimizer, and return the loss, an array."""
         optimizer, run = self._need_optimizer()
         try:
             loss: ArrayT = self._forward_backward("step", inputs, named)
@@ -324,7 +324,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
     @exclusive
     def accumulate(self, *inputs: Any, **named: Any) -> ArrayT:
-        """Forward and backward: gradients are added to those since the last `apply`."""
+        """Run forward and backward, adding gradients to those since the last `apply`.
+
+        Return the loss, an array.
+        """
         try:
             loss: ArrayT = self._forward_backward("accumulate", inputs, named)
             self._point = Point(self.step_count, is_reset=False)
@@ -335,7 +338,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
     @exclusive
     def apply(self) -> None:
-        """A step of the optimizer by the accumulated gradients, which begin anew after it."""
+        """Make a step of the optimizer with the accumulated gradients, which begin anew then."""
         optimizer, run = self._need_optimizer()
         if self._point.is_reset:
             raise ArgumentError("TrainingSession: apply: no gradients since the last step")
@@ -387,6 +390,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         self._point = made
 
     def _put_back(self) -> None:
+        """Restore states and running statistics if a forward and backward pass was stopped."""
         point = self._point
         if point.is_begun:
             self._training.put_back()
@@ -399,9 +403,9 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
     @exclusive
     def eval(self, *inputs: Any, **named: Any) -> ArrayT | Any:
-        """The loss of the eval model; all its outputs are in `outputs`.
+        """Return the loss of the eval model; all its outputs are in `outputs`.
 
-        Without labels, what the model computes of the other inputs: an array, or a tuple.
+        Without labels, return what the model computes of the other inputs: an array, or a tuple.
         """
         if self._eval is None:
             raise ArgumentError("TrainingSession: there is no eval_model.onnx")
@@ -549,6 +553,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
 
 def _refuse_uncapturable(xp: Any, activations: str | None) -> None:
+    """Refuse graph=True with NumPy, or with activations as codes."""
     if xp is np:
         refuse("TrainingSession", "graph", "False with NumPy, which has no CUDA graphs", "True")
     if activations is not None:

@@ -170,6 +170,7 @@ def _numbers(
 
 
 def _check(file: object, name: str, header: Any, array: Any) -> None:
+    """Refuse a member of the file whose type or shape is not the array's."""
     expected = _RAW if array.dtype == BFLOAT16 else array.dtype
     if header.shape != array.shape or header.dtype != expected:
         raise ArgumentError(

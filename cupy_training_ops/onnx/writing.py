@@ -102,6 +102,7 @@ def _subgraph(helper: Any, graph: Graph, name: str) -> Any:
 
 
 def _value(helper: Any, item: Value) -> Any:
+    """Return the ValueInfoProto of a declaration."""
     number = _number(helper, item.dtype)
     if item.is_sequence:
         return helper.make_tensor_sequence_value_info(item.name, number, None)

@@ -473,8 +473,11 @@ def _scan_facts(site: Site, part: Graph) -> _ScanFacts:
 
 @gradient("Scan")
 def scan(site: Site) -> Sequence[Term | None]:
-    """A Scan in the other direction, over the gradients of stacks, the same arrays, and stacks of
-    the states of each run, which the forward scan gives as more outputs."""
+    """A Scan in the other direction, whose body computes the gradients of one run.
+
+    It goes over the gradients of the stacks, the scanned arrays, and stacks of the states of each
+    run, which the forward scan gives as more outputs.
+    """
     node, part = site.node, parts_around(site.node)["body"]
     facts = _scan_facts(site, part)
     n_states, in_axes = facts.n_states, facts.in_axes

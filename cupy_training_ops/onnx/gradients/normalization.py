@@ -205,6 +205,7 @@ def local_response(site: Site) -> Sequence[Term | None]:
     before, after = (size - 1) // 2, size // 2
 
     def mean(value: Term, before: int, after: int) -> Term:
+        """Return value's mean over `size` channels: so many before, itself, so many after."""
         rows = site.op("Reshape", value, planes, allowzero=1)
         options: dict[str, Any] = {"kernel_shape": (size, 1), "pads": (before, 0, after, 0)}
         pooled = site.op("AveragePool", rows, count_include_pad=1, **options)

@@ -145,6 +145,7 @@ def conv_transpose(site: Site) -> Sequence[Term | None]:
 
 
 def _by_one_node(site: Site, op_type: str) -> Sequence[Term]:
+    """Return dX, dW and, if the node has B, dB by a node of this operator."""
     operands = site.dys[0], *site.inputs[:2]
     results = site.ops(3, op_type, *operands, domain=MICROSOFT, **site.node.attributes)
     return results[: len(site.inputs)]

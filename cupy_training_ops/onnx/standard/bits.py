@@ -37,6 +37,7 @@ def bit_shift(xp: Module, x: Array, y: Array, *, direction: str) -> Array:
 
 @standard("BitCast", since=26, view=True)
 def bit_cast(xp: Module, x: Array, *, to: int) -> Array:
+    """Return the bits of x as elements of ONNX's type `to`, of the same size."""
     dtype = graph_dtype(to)
     if n_bits(dtype) != n_bits(x.dtype):
         names = type_name(dtype), type_name(x.dtype)

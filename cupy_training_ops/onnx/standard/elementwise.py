@@ -70,6 +70,7 @@ def _compute(xp: Module, name: str, operands: Sequence[Array], out: Array = None
 
 
 def _unary(name: str) -> Function:
+    """Return f(xp, x), by the kernel of EXPRESSIONS[name], else by the module's own function."""
     has_kernel = name in EXPRESSIONS
 
     def unary(xp: Module, x: Array, out: Array = None) -> Array:
@@ -80,6 +81,7 @@ def _unary(name: str) -> Function:
 
 
 def _binary(name: str) -> Function:
+    """Return f(xp, x, y), by the kernel of EXPRESSIONS[name], else by the module's function."""
     has_kernel = name in EXPRESSIONS
 
     def binary(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
@@ -91,6 +93,7 @@ def _binary(name: str) -> Function:
 
 
 def _variadic(name: str) -> Function:
+    """Return f(xp, x, y, ...), which applies the binary function of this name from the left."""
     binary = _binary(name)
 
     def variadic(xp: Module, *arrays: Array) -> Array:
@@ -123,7 +126,7 @@ def refuse_zeros(divisor: Array) -> None:
 
 
 def scalar(x: Array, value: float) -> Any:
-    """A number in the type of an array."""
+    """Return a number as a NumPy scalar of x's type."""
     return x.dtype.type(value)
 
 

@@ -57,12 +57,14 @@ def _tuple(numbers: Axes) -> tuple[int, ...] | None:
 
 
 def _power(xp: Module, x: Array, p: int) -> Array:
+    """Return |x|^p."""
     if p < 1:
         raise ArgumentError(f"p: expected at least 1, got {p}")
     return x * x if p == 2 else xp.abs(x) ** scalar(x, p)
 
 
 def _root(xp: Module, total: Array, p: int) -> Array:
+    """Return total^(1/p)."""
     return xp.sqrt(total) if p == 2 else total ** scalar(total, 1 / p)
 
 

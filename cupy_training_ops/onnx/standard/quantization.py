@@ -181,6 +181,7 @@ def _centre(x: Array, zero: Array, axis: int, name: str) -> Array:
 
 
 def _refuse_other_codes(dtype: Dtype, name: str) -> None:
+    """Refuse an input `name` of another type than uint8 and int8."""
     if dtype not in BYTES:
         got = type_name(dtype) if dtype in BY_DTYPE else dtype_name(dtype)
         raise DtypeError(f"{name}: expected uint8 or int8, got {got}")
@@ -236,6 +237,7 @@ def qlinear_matmul(
 
 
 def _conv(xp: Module, x: Array, w: Array, attributes: dict[str, Any]) -> Array:
+    """Return the convolution of x and w by Conv; attributes of None are left out."""
     chosen = {name: value for name, value in attributes.items() if value is not None}
     return get_op("Conv").shared(**chosen)(dense(xp, x), dense(xp, w))
 
@@ -250,6 +252,7 @@ def _by_filter(array: Array, rank: int, n: int, name: str) -> Array:
 
 
 def _centre_filters(w: Array, zero: Array) -> Array:
+    """Return w - zero in float64; zero: one number, one for each filter, or None."""
     _refuse_other_codes(w.dtype, "w")
     if zero is None:
         return w.astype(FLOAT64)
@@ -258,6 +261,7 @@ def _centre_filters(w: Array, zero: Array) -> Array:
 
 
 def _centre_input(x: Array, zero: Array) -> Array:
+    """Return x - zero in float64; zero: one number, or None."""
     _refuse_other_codes(x.dtype, "x")
     if zero is None:
         return x.astype(FLOAT64)

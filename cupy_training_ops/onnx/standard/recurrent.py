@@ -278,6 +278,7 @@ def gru(
     functions = activations_of(names, activation_alpha, activation_beta)
 
     def step_of(d: int) -> tuple[Step, Any]:
+        """Return direction d's step, and the bias that `inputs` of a step contain."""
         f, g = functions[2 * d : 2 * d + 2]
         of_gates, of_hidden = layer.r[d, : 2 * m], layer.r[d, 2 * m :]
         own, states_own = layer.biases(d)
@@ -297,6 +298,7 @@ def gru(
 
         if layer.bias is None:
             return step, 0
+        # R's bias of the new gate is left out: `step` adds it, as r may multiply it.
         return step, xp.concatenate([own[: 2 * m] + states_own[: 2 * m], own[2 * m :]])
 
     return layer.run([step_of(d) for d in range(n)], [layer.start("initial_h", h)], lengths)
@@ -341,6 +343,7 @@ def lstm(
         raise ArgumentError(f"P: expected shape {(n, 3 * m)}, got {peepholes.shape}")
 
     def step_of(d: int) -> tuple[Step, Any]:
+        """Return direction d's step, and the bias that `inputs` of a step contain."""
         f, g, h_function = functions[3 * d : 3 * d + 3]
         looks = [0, 0, 0] if peepholes is None else wide(peepholes)[d].reshape(3, m)
 

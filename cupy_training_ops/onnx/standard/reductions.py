@@ -50,6 +50,7 @@ def _of_nothing(xp: Module, x: Array, axes: Any, keep: bool, value: Any) -> Arra
 
 
 def _most(x: Array) -> Any:
+    """Return the largest number of x's type."""
     if x.dtype.kind in "iu":
         return np.iinfo(x.dtype).max
     return True if x.dtype.kind == "b" else np.inf
@@ -343,7 +344,7 @@ def lp_normalization(xp: Module, x: Array, *, axis: int = -1, p: int = 2) -> Arr
 
 @standard("Dropout", since=7, until=11, view=True)
 def dropout_7(xp: Module, x: Array, *, ratio: float = 0.5) -> tuple[Array, Array]:
-    """The identity, as in an inference model."""
+    """Return (x, a mask of True): in an inference model, Dropout is the identity."""
     return x, xp.ones(x.shape, bool)
 
 
@@ -439,6 +440,7 @@ def gemm(
     broadcast: bool = True,
     allow_tf32: bool = False,
 ) -> Array:
+    """Return alpha a b + beta c, with a^T and b^T if transA and transB; out: is written."""
     y = product(xp, a.T if transA else a, b.T if transB else b, alpha, allow_tf32, out)
     if c is not None:
         c = c if beta == 1 else _multiply(c, beta)

@@ -235,6 +235,7 @@ def roi_align_10(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Array:
+    """RoiAlign before opset 16, which moves regions by no half pixel."""
     return roi_align(
         xp,
         x,

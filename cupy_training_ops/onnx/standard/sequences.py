@@ -100,6 +100,7 @@ def _parts(x: Array, axis: int, extents: Sequence[int]) -> list[Array]:
 def concat_from_sequence(
     xp: Module, arrays: list[Array], *, axis: int, new_axis: bool = False
 ) -> Array:
+    """Return the arrays concatenated along an axis, or stacked along a new one."""
     if not arrays:
         raise ArgumentError("input_sequence: expected at least one array, got none")
     if new_axis:

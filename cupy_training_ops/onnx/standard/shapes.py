@@ -76,6 +76,7 @@ def broadcast_gradient_args(xp: Module, a: Any, b: Any) -> tuple[Array, Array]:
 
 @standard("Reshape", host=(1,), view=True, since=5)
 def reshape(xp: Module, x: Array, shape: Any, *, allowzero: bool = False) -> Array:
+    """Return x in a shape where -1 is inferred, and 0, if not allowzero, is x's own extent."""
     wanted = [int(extent) for extent in shape]
     if not allowzero:
         wanted = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(wanted)]
@@ -272,6 +273,10 @@ def pad(
 
 @standard("DepthToSpace", view=True, only=BLOCKS)
 def depth_to_space(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+    """Return (n, c / b^2, h b, w b) of (n, c, h, w): channels become blocks of b x b pixels.
+
+    In channels, the place in a block varies slower (DCR) or faster (CRD) than the result's channel.
+    """
     n, c, h, w = x.shape
     b, inner = blocksize, c // blocksize**2
     if mode == "DCR":
@@ -283,6 +288,7 @@ def depth_to_space(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -
 
 @standard("SpaceToDepth", view=True, only=BLOCKS)
 def space_to_depth(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+    """Return (n, c b^2, h / b, w / b) of (n, c, h, w): the inverse of depth_to_space."""
     n, c, h, w = x.shape
     b = blocksize
     order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)

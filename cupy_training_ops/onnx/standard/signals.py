@@ -130,6 +130,7 @@ def _register_window(name: str, terms: tuple[float, float, float]) -> None:
 
     @standard(name, since=17, host=(0,), grows=True)
     def window(xp: Module, size: Any, *, output_datatype: int = 1, periodic: bool = True) -> Array:
+        """Return a window of `size` elements, of period size, or size - 1 if not periodic."""
         (n,) = extents(size.reshape(-1))
         period = n if periodic else n - 1
         places = np.arange(n) * (2 * math.pi / max(period, 1))
