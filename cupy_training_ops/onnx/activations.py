@@ -25,7 +25,8 @@ from .vectors import dense
 PUT, GET = "::put", "::get"  # no operator has such a name
 LEAST = 64 << 10  # bytes; smaller arrays stay as they are
 VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-# What a gradient reads an input for, a need of ActivationStash: (operator, index of the input).
+# What a gradient reads an input for, a `need` of ActivationStash.put: (operator, index of the
+# input). "channels" is "normalised" with a row for each channel; others need "exact" numbers.
 READ: Mapping[tuple[str, int], str] = {
     ("BatchNormalizationGrad", 1): "channels",
     ("BitmaskDropoutGrad", 1): "exact",

@@ -193,7 +193,7 @@ def _put_in_place(node: Node, body: _Body, names: set[str]) -> list[Node]:
     Values between get new names, which are added to `names`, all those in use.
     """
     prefix = next(name for name in node.outputs if name)
-    renamed = {"": ""}
+    renamed = {"": ""}  # the function's names to the graph's
     for k, name in enumerate(body.inputs):
         renamed[name] = node.inputs[k] if k < len(node.inputs) else ""
     for name, outer in zip(body.outputs, node.outputs, strict=False):

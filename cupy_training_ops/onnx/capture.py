@@ -149,7 +149,7 @@ class Captures(Forms["_Form"]):
         except OtherMemoryError:
             is_same = False
         except BaseException as error:
-            if not isinstance(error, OpError):  # not what the next one would come to
+            if not isinstance(error, OpError):  # it may not be raised again: record anew
                 form.plan = None
             raise
         if not is_same:

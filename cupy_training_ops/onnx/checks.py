@@ -115,9 +115,10 @@ class Labels:
             for node in graph.nodes
             if node.op_type in BY_LABELS
         }
+        # By the name of a loss's output, that of the input that feeds its labels.
         self._feeds = {loss: feed for loss, feed in feeds.items() if feed in names}
         self._losses = [node for node in graph.nodes if self._feeds.keys() & node.outputs[:1]]
-        self._ranges: dict[str, tuple[int, int] | None] = {}  # by the loss's output
+        self._ranges: dict[str, tuple[int, int] | None] = {}  # (least, largest) by loss's output
         self.classes: dict[str, int] = {}  # how many the last run had, by the loss's output
 
     def runners(self, graph: Graph, runners: Mapping[int, Runner]) -> dict[int, Runner]:

@@ -233,7 +233,7 @@ def _opened() -> tuple[ctypes.c_void_p, Any]:
     opened = _HANDLES.by_stream.get((device, stream))
     if opened is None:
         opened = _HANDLES.by_stream[device, stream] = _open_handle(stream)
-    if graphs.owns_memory():
+    if graphs.owns_memory():  # a capture: its graph will read the scratch memory
         _of_graphs[opened[1].ptr] = opened[1]
     return opened
 

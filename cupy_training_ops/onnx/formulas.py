@@ -103,6 +103,7 @@ def _gelu(known: _Known, erf: Node) -> _Formula | None:
     if product.op_type != "Mul" or not product.is_standard:
         return None
     x, nodes = inside[0], [scaled, erf, above, product]
+    # The product is (1 + erf) by x, with 0.5 behind it, or by 0.5 x.
     other = product.inputs[product.inputs[0] == above.outputs[0]]
     if other == x:
         half = known.only_reader(product)

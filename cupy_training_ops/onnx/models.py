@@ -183,6 +183,7 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
         if item.name not in available:
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")
     infos = graph.value_info
+    # Inferred declarations come first, so that the model's own replace them.
     if any(node.op_type in BY_RANK and node.is_standard for node in nodes):
         infos = (*_inferred(proto, protos, constants), *infos)
     declared = (*map(value_of, infos), *inputs, *outputs)

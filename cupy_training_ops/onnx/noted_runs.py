@@ -133,7 +133,7 @@ class NotedRuns(Forms[_Form]):
         arena = Arena(plan, self._memory, cupy.cuda.get_allocator())
         form.inputs = dict(feeds)
         values = session.start_values({**self._fixed, **feeds})
-        kept, n_copies = values.copy(), self._count_copies()
+        kept, n_copies = values.copy(), self._count_copies()  # kept: also values that steps free
         groups: list[_Group] = []
         memory: list[object] = []
         session.begin(values, notes)
@@ -150,7 +150,7 @@ class NotedRuns(Forms[_Form]):
                 groups.append(_Group(place, calls, first, arena.place))
         results = session.results(values)
         form.own, form.classes = self._own(results), session.labels.classes.copy()
-        if arena.is_used and self._count_copies() == n_copies:
+        if arena.is_used and self._count_copies() == n_copies:  # no upload was a new copy
             is_whole = all(group.calls is not None for group in groups)
             joined = tuple(_joined(groups, notes.steps))
             form.noted = _Noted(joined, kept, (*memory, self._memory), is_whole)

@@ -238,7 +238,7 @@ def split_sequences(graph: Graph) -> Graph:
         for name in node.inputs:
             readers.setdefault(name, []).append(node)
     ends = {item.name for item in graph.outputs}
-    constants, nodes, parts = dict(graph.constants), [], {}
+    constants, nodes, parts = dict(graph.constants), [], {}  # parts: Split's outputs by sequence
     for node in graph.nodes:
         name = node.outputs[0] if node.outputs else ""
         is_split = node.op_type == "SplitToSequence" and node.is_standard and node.inputs

@@ -137,7 +137,7 @@ def _prepared(name: str, infos: tuple[Info, ...], has_out: bool) -> _Ready | Non
     operands = infos[: len(infos) - has_out]
     backend, dtype, *_, device = operands[-1]
     wanted = [BOOL if name == "where" and i == 0 else dtype for i in range(len(operands))]
-    types = [_WORDS.get(dtype.itemsize, dtype)] if name == "copy" else wanted
+    types = [_WORDS.get(dtype.itemsize, dtype)] if name == "copy" else wanted  # in the kernel
     is_ours = [info[1] for info in operands] == wanted and types[-1] in EXPRESSIONS[name].dtypes
     try:
         shape = np.broadcast_shapes(*(info[2] for info in operands))
@@ -221,7 +221,7 @@ def _launch(
         [*(step // n if own[-1] else step for step in own[:-1]), own[-1]] for own in places.strides
     ]
     size = math.prod(places.extents)
-    args = (
+    args = (  # as the kernel's parameters: arrays, size, extents but the first, strides
         *specs,
         size,
         *outer[1:],

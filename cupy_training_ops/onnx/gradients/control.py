@@ -40,6 +40,7 @@ class _Body:
         """
         self.part, writer = part, site.writer
         n = len(part.inputs) - part.n_captured
+        # Inputs of the body: captured values by name, and gradients (with the value they are like).
         around = dict.fromkeys(item.name for item in part.inputs[n:])
         self._constants = {
             name: writer.constants[name]
@@ -224,7 +225,7 @@ def sequence_map(site: Site) -> Sequence[Term | None]:
     ]
     body = _Body(site, part, own)
     pairs = [(y, dy) for y, dy in zip(body.outputs, site.dys, strict=True) if dy is not None]
-    seeds = [body.seed(f"{y}{SUFFIX}", y) for y, _ in pairs]
+    seeds = [body.seed(f"{y}{SUFFIX}", y) for y, _ in pairs]  # inputs: elements of the dys
     inside = [item.name for item in part.inputs]
     wanted = [name for name, is_wanted in zip(inside, site.wanted, strict=True) if is_wanted]
     gradients = body.add_gradients(
@@ -372,7 +373,7 @@ def loop(site: Site) -> Sequence[Term | None]:
     ]
     body = _Body(site, part, own)
     runs = _Runs(site, body, 2, states)
-    scans = []
+    scans = []  # each stacked output of the body, and its gradient in run `step`: dy[step]
     for y, dy in zip(body.outputs[n_own - 1 :], site.dys[n_own - 2 :], strict=False):
         if dy is not None:
             scans.append((y, body.writer.add("Gather", (dy.name, step), dy.name)[0]))
@@ -386,6 +387,7 @@ def loop(site: Site) -> Sequence[Term | None]:
     body.writer.constants[condition] = np.array(True)
     back, go = (body.writer.new_name(name) for name in ("back", "go"))
     version = site.writer.version
+    # The body's input `back` is j; `step` is i = n - 1 - j, and stored states are those of run i.
     first = [Node("Sub", "", version, (last.name, back), (step,))]
     first += [
         Node("Gather", "", version, (stack, step), (name,))
@@ -486,7 +488,7 @@ def scan(site: Site) -> Sequence[Term | None]:
     states, xs = names[:n_states], names[n_states:]
     wanted = [x for k, x in enumerate(xs) if site.wanted[n_states + k]]
     runs = _Runs(site, body, 0, states, wanted)
-    scanned: list[_Scanned] = []
+    scanned: list[_Scanned] = []  # what the backward scan goes over, the other way round
     seeds = []
     for k, dy in enumerate(site.dys[n_states:]):
         if dy is not None:
@@ -498,14 +500,14 @@ def scan(site: Site) -> Sequence[Term | None]:
     results = list(runs.others.values())
     if not (runs.outputs or results):
         return []
-    needed = body.reads([*runs.outputs, *results])
+    needed = body.reads([*runs.outputs, *results])  # of states and slices, only these are stored
     scanned += _store_states(site, body, [name for name in states if name in needed], facts)
     scanned += [
         _Scanned(x, node.inputs[n_states + k], in_axes[k], 1 - facts.in_ways[k])
         for k, x in enumerate(xs)
         if x in needed or not scanned
     ]
-    places = [k for k, x in enumerate(xs) if x in runs.others]
+    places = [k for k, x in enumerate(xs) if x in runs.others]  # scanned arrays with a gradient
     terms = _run(
         site,
         "Scan",

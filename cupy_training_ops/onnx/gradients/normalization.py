@@ -51,7 +51,7 @@ def batch_normalization(site: Site) -> Sequence[Term | None]:
         *(site.cast(site.inputs[i], wide) for i in (0, 1, 3, 4)),
     )
     axes = site.ints(0, *range(2, site.rank(x)))
-    each = (-1, *[1] * (site.rank(x) - 2))
+    each = (-1, *[1] * (site.rank(x) - 2))  # a channel's numbers beside x
 
     def sums(value: Term) -> Term:
         return site.op("ReduceSum", value, axes, keepdims=0)

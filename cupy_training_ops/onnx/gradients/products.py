@@ -58,6 +58,7 @@ def matmul(site: Site) -> Sequence[Term | None]:
     left, right = (_with_batches_first(site, x, i) for i, x in enumerate((a, b)))
     left = site.op("Unsqueeze", left, site.ints(0)) if ranks[0] == 1 else left
     right = site.op("Unsqueeze", right, site.ints(1)) if ranks[1] == 1 else right
+    # Axes that dY lacks: the row's of a vector A, the column's of a vector B.
     left_out = [axis for axis, rank in zip((-2, -1), ranks, strict=True) if rank == 1]
     if left_out:
         dy = site.op("Unsqueeze", dy, site.ints(*left_out))

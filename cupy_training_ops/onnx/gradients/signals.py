@@ -33,7 +33,7 @@ def dft(site: Site) -> Sequence[Term | None]:
         inputs.append(site.constant(np.array(axis, INT64)))
     back = site.op("DFT", dy, *inputs, **attributes)
     dx = back / n if is_inverse else back * n
-    if extents[-1] == 1:
+    if extents[-1] == 1:  # X is real: so is dX
         dx = _slice(site, dx, 1, len(extents) - 1)
     if n > extents[axis]:
         return [_slice(site, dx, extents[axis], axis)]

@@ -47,10 +47,11 @@ def non_max_suppression(
     is_chosen = xp.zeros(scores.shape, bool)  # by rank
     n_chosen = xp.zeros((batch, classes), np.int64)
     for rank in range(n):
-        best = order[:, :, rank]
+        best = order[:, :, rank]  # the box of this rank in each class: (N, classes)
         takes = is_left[rows, columns, best] & (n_chosen < limit)
         is_chosen[:, :, rank] = takes
         n_chosen += takes
+        # Its intersections with all boxes of the image: (N, classes, boxes, 2), then their areas.
         sides = xp.minimum(high[:, None], high[rows, best][:, :, None]) - xp.maximum(
             low[:, None], low[rows, best][:, :, None]
         )

@@ -148,6 +148,7 @@ def _add_linear_gru(way: Way, d: int, gates: _Reset, before: Array, dy: Array, l
     of_new = way.until_ends((scalar(update, 1) - update) * gates.new_slope)
     of_update = way.until_ends((before - gates.new) * gates.both_slopes[..., :m])
     of_reset = of_new * gates.hidden * gates.both_slopes[..., m:]
+    # da_t = k_t dh_t: of z, r, and of R_n h + its bias.
     k = xp.stack([of_update, of_reset, of_new * reset], axis=2)
     da, dhs = xp.empty(k.shape, k.dtype), xp.empty_like(of_new)
     rows = da.reshape(*da.shape[:2], 3 * m)
@@ -158,6 +159,7 @@ def _add_linear_gru(way: Way, d: int, gates: _Reset, before: Array, dy: Array, l
         return dh * update[t] + product(xp, rows[t], way.r[d])
 
     dh = way.back(d, dy, last, step)
+    # Beside W x, the new gate's gradient has no factor r.
     of_inputs = xp.concatenate([rows[..., : 2 * m], dhs * of_new], axis=-1)
     way.add(d, of_inputs, way.summed(rows, before), rows_of(rows).sum(0), dh)
 

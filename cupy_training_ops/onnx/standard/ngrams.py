@@ -99,12 +99,12 @@ def _count(xp: Module, rows: Array, grams: HostArray, n_steps: int) -> Array:
     n, length = grams.shape[1], rows.shape[1]
     pool = xp.asarray(grams)
     total = xp.zeros((len(grams), len(rows)), FLOAT32)
-    part = max(MOST // max(rows.size, 1), 1)
+    part = max(MOST // max(rows.size, 1), 1)  # n-grams that are compared at once
     for step in range(1, n_steps + 1):
-        n_places = length - (n - 1) * step
+        n_places = length - (n - 1) * step  # where an n-gram may begin in a row
         for g in range(0, len(grams) if n_places > 0 else 0, part):
             some = pool[g : g + part, :, None, None]
-            matches = rows[:, :n_places] == some[:, 0]
+            matches = rows[:, :n_places] == some[:, 0]  # (part, N, n_places)
             for k in range(1, n):
                 matches &= rows[:, k * step : k * step + n_places] == some[:, k]
             total[g : g + part] += matches.sum(axis=2)

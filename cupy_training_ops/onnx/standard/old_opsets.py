@@ -54,7 +54,7 @@ for _operator in BROADCASTING:
 
 @standard("PRelu", until=6)
 def prelu_1(xp: Module, x: Array, slope: Array) -> Array:
-    """One slope, or one for each channel."""
+    """PRelu with one slope, or one for each channel (axis 1)."""
     if slope.size == 1:
         return prelu(xp, x, slope.reshape(()))
     if x.ndim < 2 or slope.shape != x.shape[1:2]:

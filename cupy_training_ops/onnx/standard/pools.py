@@ -172,7 +172,7 @@ def col2im(
         raise ArgumentError(f"input: expected {expected}, got {x.shape[2]}")
     parts = x.reshape(x.shape[0], channels, math.prod(kernel), *windows.output)
     y = xp.zeros((x.shape[0], channels, *shape), x.dtype)
-    for k, (at, elements) in enumerate(windows.taps()):
+    for k, (at, elements) in enumerate(windows.taps()):  # element k of all blocks: where in y
         y[elements] += parts[:, :, k][at]
     return y
 
@@ -207,7 +207,7 @@ def max_roi_pool(
     parts = []
     for first in range(0, len(rois), MOST_REGIONS):
         some = slice(first, first + MOST_REGIONS)
-        lines = [
+        lines = [  # which rows, and which columns, of pixels are in which cell
             _cells(xp, corners[some, axis], corners[some, axis + 2], cells, n)
             for axis, cells, n in (
                 (1, pooled_shape[0], x.shape[2]),
@@ -215,11 +215,11 @@ def max_roi_pool(
             )
         ]
         pixels = x[images[some]]
-        rows = [
+        rows = [  # the maximum over the rows of each row of cells: (regions, C, W)
             xp.where(lines[0][:, i, None, :, None], pixels, low).max(axis=2)
             for i in range(pooled_shape[0])
         ]
-        cells_of = [
+        cells_of = [  # then over the columns of each cell: (regions, C, columns of cells)
             xp.stack(
                 [
                     xp.where(lines[1][:, j, None, :], row, low).max(axis=2)

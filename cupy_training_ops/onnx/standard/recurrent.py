@@ -237,7 +237,7 @@ def rnn(
     functions = activations_of(activations or ("Tanh",) * n, activation_alpha, activation_beta)
 
     def step_of(d: int) -> tuple[Step, Any]:
-        def step(inputs: Array, states: States) -> States:
+        def step(inputs: Array, states: States) -> States:  # inputs: (batch, hidden)
             total = inputs + layer.times(states[0], layer.r[d])
             return (functions[d](xp, layer.bound(total)),)
 
@@ -284,7 +284,7 @@ def gru(
         own, states_own = layer.biases(d)
         hidden_bias = 0 if layer.bias is None else states_own[2 * m :]
 
-        def step(inputs: Array, states: States) -> States:
+        def step(inputs: Array, states: States) -> States:  # inputs: (batch, 3 hidden)
             before = states[0]
             gates = inputs[:, : 2 * m] + layer.times(before, of_gates)
             gates = f(xp, layer.bound(gates))
@@ -347,7 +347,7 @@ def lstm(
         f, g, h_function = functions[3 * d : 3 * d + 3]
         looks = [0, 0, 0] if peepholes is None else wide(peepholes)[d].reshape(3, m)
 
-        def step(inputs: Array, states: States) -> States:
+        def step(inputs: Array, states: States) -> States:  # inputs: (batch, 4 hidden)
             before, cell = states
             total = inputs + layer.times(before, layer.r[d])
             parts = [total[:, k * m : (k + 1) * m] for k in range(4)]

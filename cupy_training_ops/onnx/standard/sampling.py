@@ -97,7 +97,7 @@ def sample(
     near = [
         _bring_near(xp, s, n, padding, align_corners) for s, n in zip(places, shape, strict=True)
     ]
-    each_axis = [
+    each_axis = [  # for each axis its taps: (index, is inside or None, weight)
         [
             (*_inside(xp, pixels, n, padding, align_corners), weight)
             for pixels, weight in _taps(xp, s, mode)
@@ -293,6 +293,7 @@ def roi_align(
     (ys, in_y, n_y), (xs, in_x, n_x) = lines
     grid = (len(rois), ys.shape[1], xs.shape[1])
     places = [xp.broadcast_to(ys[:, :, None], grid), xp.broadcast_to(xs[:, None, :], grid)]
+    # Places up to a pixel outside are moved to the border, those farther out have the value 0.
     is_near, flat = xp.ones(grid, bool), []
     for s, n in zip(places, x.shape[2:], strict=True):
         is_near &= (s >= -1) & (s <= n)
@@ -303,6 +304,7 @@ def roi_align(
     values = sample(xp, x, images, flat, padding="border", join=join).reshape(*grid, x.shape[1])
     values = xp.where(is_near[..., None], values, scalar(x, 0))
     is_in = (in_y[:, :, None] & in_x[:, None, :])[..., None]
+    # (R, rows of cells, places of a cell, columns of cells, places, C), reduced over the places.
     cells_of = (len(rois), output_height, -1, output_width, grid[2] // output_width, x.shape[1])
     counts = (n_y * n_x).reshape(-1, 1, 1, 1)
     if mode == "avg":
@@ -391,7 +393,7 @@ def deform_conv(
         if array is not None and array.shape != whole:
             raise ArgumentError(f"{name}: expected shape {whole}, got {array.shape}")
     shifts = wide(offset).reshape(n * offset_group, taps, rank, size)
-    places = []
+    places = []  # of each axis: (N offset groups, taps * output pixels)
     for axis in range(rank):
         windows = np.arange(shape[axis]) * steps[axis] - before[axis]
         windows = np.broadcast_to(_along(windows, axis, rank), shape).reshape(1, size)
@@ -404,6 +406,7 @@ def deform_conv(
     values = xp.moveaxis(values, 1, 2).reshape(n, offset_group, -1, taps, size)
     if mask is not None:
         values = values * wide(mask).reshape(n, offset_group, 1, taps, size)
+    # The convolution as a product of matrices, for each group: filters by im2col's columns.
     columns = values.reshape(n, group, channels // group * taps, size)
     filters = wide(w).reshape(group, w.shape[0] // group, w.shape[1] * taps)
     y = product(xp, xp.broadcast_to(filters, (n, *filters.shape)), columns)

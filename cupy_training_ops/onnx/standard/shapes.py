@@ -501,7 +501,7 @@ def resize(
         pairs = zip(lengths, factors, strict=True)
         new = [int(np.floor(length * np.float32(scale))) for length, scale in pairs]
     extents(new)
-    outside = np.zeros((1,) * x.ndim, bool)
+    outside = np.zeros((1,) * x.ndim, bool)  # outputs of a crop that lie beyond x
     for axis, m, scale, (start, end) in zip(chosen, new, factors, parts, strict=True):
         n = x.shape[axis]
         if m and not n:

@@ -58,7 +58,7 @@ def _dft(
     if x.ndim < 2 or x.shape[-1] not in (1, 2) or place == x.ndim - 1:
         raise ArgumentError(f"expected (..., 1) or (..., 2) and an axis before, got {x.shape}")
     n = x.shape[place]
-    if is_onesided and is_inverse:
+    if is_onesided and is_inverse:  # n / 2 + 1 bins of an even n
         n = 2 * (n - 1)
     if length is not None:
         (n,) = extents(length.reshape(-1))

@@ -48,6 +48,7 @@ def unique(
     n = x.shape[place]
     rows = xp.moveaxis(x, place, 0).reshape(n, -1 if n else 0)
     rows = rows.astype(_SORTABLE.get(rows.dtype, rows.dtype), copy=False)
+    # Slices as rows, sorted, so that equal ones are neighbours; is_new: the first of each.
     order = xp.lexsort(rows.T[::-1]) if rows.size else xp.arange(n)
     rows = rows[order]
     above, below = rows[:-1], rows[1:]
@@ -128,6 +129,7 @@ def tensor_scatter(
     if mode == "circular":
         places = places % max(room, 1)
     y = cache.copy()
+    # With the axis as axis 1, [rows (batch, 1), places (batch, n)] picks (batch, n, ...).
     xp.moveaxis(y, place, 1)[xp.arange(batch)[:, None], places] = xp.moveaxis(update, place, 1)
     return y
 
