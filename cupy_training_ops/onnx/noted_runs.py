@@ -265,9 +265,9 @@ def _is_noted(
 ) -> bool:
     """Return True if repeating a step's recorded launches does all that the step does.
 
-    So it is also if the step does nothing that another run would do differently: computing on the
-    host, where all values are the form's, or making a view. noted: what was recorded of it; inputs:
-    their values; has_room: it took memory.
+    Also True of a step without launches whose result is the same in each run: it computes on the
+    host, where all values are the form's, or makes a view. noted: the recording of the step;
+    inputs: their values; has_room: the step allocated memory.
     """
     runner = step.runner
     if isinstance(step.run, Upload):

@@ -107,7 +107,7 @@ def _operator(node: Node) -> type[Op] | None:
 def _table_runner(node: Node, item: Standard) -> Runner:
     """Return a runner that calls a function of the table; attributes are checked by its signature.
 
-    Of all its outputs, the first input's memory is taken to be theirs if `item.view`.
+    item.view: any output may have the first input's memory.
     """
     count = {"n_outputs": len(node.outputs)} if item.takes_count else {}
     attributes = item.check([bool(name) for name in node.inputs], {**node.attributes, **count})

@@ -118,6 +118,7 @@ class Session(Summary, Generic[ArrayT]):
         self._is_begun = False
 
     def _facts(self) -> dict[str, object]:
+        """Return the facts that repr() shows."""
         names = {"inputs": self.inputs, "outputs": self.outputs}
         return {
             **names,

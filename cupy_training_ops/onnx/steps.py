@@ -85,6 +85,7 @@ def in_place(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
     later. lasting: slots whose values outlive the run.
     """
     owner = _owners(steps)
+    # What these read or make may be in other values too, so that it is not written over.
     passing = [step for step in steps if step.runner and step.runner.keeps]
     lasting = lasting.union(*((*step.inputs, *step.outputs) for step in passing))
     last = _last_uses(steps, owner, lasting)
@@ -95,6 +96,7 @@ def in_place(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
         for k in step.runner.overwrites if step.runner else ():
             slot = step.inputs[k] if k < len(step.inputs) else UNUSED
             shares = sum(owner.get(s, s) == slot for s in step.inputs)  # inputs in this memory
+            # A step made it, it is no view, this is its last use, and no other input is a view.
             if slot in new and owner.get(slot, slot) == slot and last[slot] == i and shares == 1:
                 places.append(k)
         result.append(step._replace(run=_over(step, places)) if places else step)

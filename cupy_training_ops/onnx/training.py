@@ -288,6 +288,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         return self._eval is not None
 
     def _facts(self) -> dict[str, object]:
+        """Return the facts that repr() shows."""
         nodes = self._optimizer.graph.nodes if self._optimizer else ()
         return {
             "inputs": self._user,

@@ -154,6 +154,7 @@ def _add_linear_gru(way: Way, d: int, gates: _Reset, before: Array, dy: Array, l
     rows = da.reshape(*da.shape[:2], 3 * m)
 
     def step(t: int, dh: Array) -> Array:
+        """Fill dhs[t] and da[t]; return dh before step t."""
         dhs[t] = dh
         xp.multiply(k[t], dh[:, None], out=da[t])
         return dh * update[t] + product(xp, rows[t], way.r[d])
@@ -177,6 +178,7 @@ def _add_gru(way: Way, d: int, gates: _Reset, before: Array, dy: Array, last: Ar
     da = xp.empty((*update.shape[:2], 3 * m), update.dtype)
 
     def step(t: int, dh: Array) -> Array:
+        """Fill da[t], for z, r, n; return dh before step t."""
         xp.multiply(dh, of_update[t], out=da[t, :, :m])
         xp.multiply(dh, of_new[t], out=da[t, :, 2 * m :])
         through = product(xp, da[t, :, 2 * m :], r[2 * m :])

@@ -241,6 +241,7 @@ def _add_lstm(
     by_gate = (*k.shape[1:2], 4, m)
 
     def step(t: int, dh: Array) -> Array:
+        """Fill da[t], take dc before step t, and return dh before it, without dY."""
         nonlocal dc
         whole = dc + dh * k_cell[t]
         xp.multiply(k[t].reshape(by_gate), whole[:, None], out=da[t].reshape(by_gate))

@@ -142,7 +142,7 @@ def dynamic_quantize_linear(xp: Module, x: Array) -> tuple[Array, Array, Array]:
     flat = xp.concatenate([x.reshape(-1), nothing])
     least, most = flat.min(), flat.max()
     scale = (most - least) / x.dtype.type(255)
-    start = xp.where(scale == 0, nothing[0], -least / scale)
+    start = xp.where(scale == 0, nothing[0], -least / scale)  # of x all 0, the scale is 0
     zero = xp.rint(xp.minimum(xp.maximum(start, x.dtype.type(0)), x.dtype.type(255)))
     quotient = xp.where(scale == 0, nothing[0], x / scale)
     zero = xp.asarray(zero.astype(UINT8))

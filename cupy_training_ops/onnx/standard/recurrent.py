@@ -149,6 +149,7 @@ class Layer:
         self.check("B", bias, (n_directions, 2 * n_gates * n))
 
     def check(self, name: str, array: Array, shape: tuple[int, ...]) -> None:
+        """Refuse an array, if there is one, of another shape; name: in the message."""
         if array is not None and array.shape != shape:
             raise ArgumentError(f"{name}: expected shape {shape}, got {array.shape}")
 
@@ -278,7 +279,7 @@ def gru(
     functions = activations_of(names, activation_alpha, activation_beta)
 
     def step_of(d: int) -> tuple[Step, Any]:
-        """Return direction d's step, and the bias that `inputs` of a step contain."""
+        """Return direction d's step, and the bias beside W x_t in its `inputs`."""
         f, g = functions[2 * d : 2 * d + 2]
         of_gates, of_hidden = layer.r[d, : 2 * m], layer.r[d, 2 * m :]
         own, states_own = layer.biases(d)
@@ -343,7 +344,7 @@ def lstm(
         raise ArgumentError(f"P: expected shape {(n, 3 * m)}, got {peepholes.shape}")
 
     def step_of(d: int) -> tuple[Step, Any]:
-        """Return direction d's step, and the bias that `inputs` of a step contain."""
+        """Return direction d's step, and the bias beside W x_t in its `inputs`."""
         f, g, h_function = functions[3 * d : 3 * d + 3]
         looks = [0, 0, 0] if peepholes is None else wide(peepholes)[d].reshape(3, m)
 

@@ -40,6 +40,7 @@ def positions(n: int, m: int, scale: float, transformation: str) -> HostArray:
         return np.zeros_like(o)
     if transformation in ("half_pixel", "pytorch_half_pixel"):
         return (o + 0.5) / scale - 0.5
+    # half_pixel_symmetric: moved so that the middles agree, where m is not n * scale.
     return n / 2 * (1 - m / (n * scale)) + (o + 0.5) / scale - 0.5
 
 
