@@ -214,7 +214,10 @@ def _is_linear(graph: Graph, backward: set[int], fixed: set[str], name: str) -> 
 
 
 def _join(read: set[str], is_linear: bool) -> str | None:
-    """Return one need for all that a value is read for; None where its exact numbers are needed."""
+    """Return one need for all that a value is read for; None where its exact numbers are needed.
+
+    is_linear: what _is_linear says of the value.
+    """
     if "exact" in read:
         return None
     if "smooth" in read:

@@ -349,7 +349,7 @@ def _optimizer(
     inputs = [Value("learning_rate", FLOAT32, (1,)), Value("step", INT64, (1,))]
     inputs += [Value(each, dtype, None, is_sequence=True) for each in ("params", "gradients")]
     wide = FLOAT32 if dtype.itemsize == 2 else dtype
-    moments = MOMENTS if name == "AdamW" else MOMENTS[:1]  # which upstream asks SGD for, too
+    moments = MOMENTS if name == "AdamW" else MOMENTS[:1]  # ONNX Runtime wants it of SGD
     inputs += [Value(each, wide, None, is_sequence=True) for each in moments]
     nodes: list[Node] = []
     if clip_norm is not None:

@@ -505,7 +505,7 @@ def _schema(op_type: str, version: int) -> _Schema | None:
     """Return ONNX's schema of its own operator in an opset; None without one."""
     try:
         known = onnx_package().defs.get_schema(op_type, version, "")
-    except Exception:  # of ONNX's, which has no schema of upstream's operators
+    except Exception:  # of ONNX's, which has no schema of com.microsoft's
         return None
     return _Schema(
         tuple(

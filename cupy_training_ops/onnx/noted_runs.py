@@ -50,7 +50,7 @@ class _Noted(NamedTuple):
 
 
 class _Form(Form):
-    """A form, and its noted run once there is one."""
+    """A form, and its recorded run once there is one; n_runs: how many runs it had."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ from .vectors import dense
 
 Run = Callable[..., Sequence[Any]]
 
-# Attributes that upstream copies from a forward node to its gradient, which has no use for them.
+# Attributes that ONNX Runtime copies from a forward node to its gradient, which ignores them.
 COPIED = frozenset({"epsilon", "stash_type", "axis", "activation", "seed", "storage_order"})
 _APART = ("collective", "interop")  # families that wait for other processes, or call the caller's
 _CONTRIB = ("", "ai.onnx", "com.microsoft")  # domains in which the table's functions are looked up
@@ -96,7 +96,7 @@ def _operator(node: Node) -> type[Op] | None:
     if not node.is_standard:
         return max(own, key=lambda cls: cls.since)
     serving = [c for c in own if c.since <= node.version <= (c.until or node.version)]
-    if not serving and not in_table:  # upstream has LayerNormalization from opset 1
+    if not serving and not in_table:  # as LayerNormalization before its opset
         serving = own
     return max(serving, key=lambda cls: cls.since, default=None)
 

@@ -60,7 +60,9 @@ class Session(Summary, Generic[ArrayT]):
     model: a path, the bytes of a file, or an onnx.ModelProto. xp: numpy or cupy. A model that
     cannot be run is refused here, with every node that is the reason. seed: of the random masks;
     the system's without one. activations: the policy of an ActivationStash, which stores what the
-    backward part of a training graph reads of the forward part as codes.
+    backward part of a training graph reads of the forward part as codes. tf32: multiply matrices
+    and convolve float32 by TF32. arrays: names of inputs that stay on the device, though nodes
+    could read them as numbers on the host.
     """
 
     caller = "Session"  # in messages about what is fed
@@ -98,6 +100,7 @@ class Session(Summary, Generic[ArrayT]):
         if self.xp is np:  # where losses refuse labels out of range themselves
             graph = graph.with_attributes(LOSSES, check=1)
         self.labels = Labels(graph)
+        # Nodes that the passes have not changed keep their runners.
         known = {id(first.nodes[i]): runner for i, runner in runners.items()}
         runners = node_runners(graph, problems, known, control_runner)
         if activations is not None:
@@ -112,10 +115,13 @@ class Session(Summary, Generic[ArrayT]):
         self.extents = Extents(graph)
         self._declared = {item.name: item for item in graph.inputs}
         self.program: Program = Compiler(graph, xp, runners, arrays).compile()
+        # Slots of fed arrays that runs update, and that are saved before each.
         self._fed_statistics = [self.program.feeds[n][0] for n in self.program.statistics]
         self._written: tuple[Any, ...] = ()
         self._save_all(self.program.written)
-        self._is_begun = False
+        self._is_begun = (
+            False  # True from a run's first write to its end: states have to be put back
+        )
 
     def _facts(self) -> dict[str, object]:
         """Return the facts that repr() shows."""
@@ -202,7 +208,7 @@ class Session(Summary, Generic[ArrayT]):
             raise
 
     def run_over(self, fixed: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
-        """Return run(feeds, notes): like `self.run({**fixed, **feeds})`, but faster.
+        """Return run(feeds, notes): like `self.run({**fixed, **feeds})`, but faster; notes: see Notes.
 
         fixed: arrays that are the same in each run. If a run is stopped, states are not put back:
         the caller calls `put_back`.

@@ -505,7 +505,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
             kinds = [self._moments[kind] for kind in MOMENTS if kind in self._moments]
             moments = {
                 n: {f"momentum{i}": self._on_host(m[n]) for i, m in enumerate(kinds) if n in m}
-                or {"momentum0": np.zeros_like(trained[n])}  # upstream asks SGD for them, too
+                or {"momentum0": np.zeros_like(trained[n])}  # ONNX Runtime wants it of SGD
                 for n in self._trained
             }
             groups = (Group("group0", self.step_count, self._lr, moments),)

@@ -19,7 +19,7 @@ from ..writing import with_inferred
 from .rules import BOOL, BY_BODY, RULES, STRAIGHT, UNDEFINED, ZERO, Rule, Site
 from .writer import Writer, is_real, sum_of_sequences
 
-SUFFIX = "_grad"  # of the name of a value's gradient, as upstream has it
+SUFFIX = "_grad"  # of the name of a value's gradient, as in ONNX Runtime
 
 
 def with_rules(graph: Graph) -> Graph:

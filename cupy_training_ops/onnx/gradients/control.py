@@ -460,7 +460,7 @@ class _Scanned(NamedTuple):
 
 
 def _scan_facts(site: Site, part: Graph) -> _ScanFacts:
-    """Return the facts of a Scan whose body is `part`."""
+    """Return the axes and directions of a Scan whose body is `part`, 0 where left out."""
     n_scans = site.attribute("num_scan_inputs", 0)
     n_states = len(part.inputs) - part.n_captured - n_scans
     n_stacks = len(site.node.outputs) - n_states

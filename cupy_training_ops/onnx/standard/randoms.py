@@ -81,6 +81,7 @@ def _draw_uniform(
     low: float,
     high: float,
 ) -> Array:
+    """Return uniform numbers of a shape and type, from low to high; state, seed: as of _uniform."""
     u = _uniform(xp, state, seed, math.prod(shape), dtype).reshape(tuple(shape))
     return (low + u * (high - low)).astype(dtype)
 

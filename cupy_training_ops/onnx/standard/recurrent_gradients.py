@@ -53,7 +53,7 @@ def refuse_others(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
 
 
 def refuse_lengths(lengths: Array) -> None:
-    """Refuse sequences of several lengths, as upstream's training operators do."""
+    """Refuse sequences of several lengths, as ONNX Runtime's training operators do."""
     if lengths is not None:
         raise ArgumentError("sequence_lens: expected none, so that all sequences are as long as X")
 

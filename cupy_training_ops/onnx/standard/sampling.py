@@ -170,6 +170,7 @@ def grid_sample_16(
     padding_mode: str = "zeros",
     align_corners: bool = False,
 ) -> Array:
+    """GridSample before opset 20, which named its modes otherwise."""
     return _grid_sample(xp, x, grid, OLD_MODES[mode], padding_mode, align_corners)
 
 
