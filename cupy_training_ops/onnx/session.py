@@ -208,7 +208,7 @@ class Session(Summary, Generic[ArrayT]):
             raise
 
     def run_over(self, fixed: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
-        """Return run(feeds, notes): like `self.run({**fixed, **feeds})`, but faster; notes: see Notes.
+        """Return run(feeds, notes): like `self.run({**fixed, **feeds})`, but faster (notes: Notes).
 
         fixed: arrays that are the same in each run. If a run is stopped, states are not put back:
         the caller calls `put_back`.
