@@ -13,7 +13,10 @@ CLASSES = 1  # the axis of classes
 
 @gradient("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy_loss(site: Site) -> Sequence[Term | None]:
-    """d_scores = d_loss weight[label] (softmax - [label]) / n, plus what log_prob gives if read."""
+    """d_scores = d_loss weight[label] (softmax - one_hot(label)) / n, by one node.
+
+    n: as of `reduction`. If the output log_prob has a gradient too, LogSoftmax's is added.
+    """
     _refuse_weights(site)
     labels, *weights = site.inputs[1:]
     d_loss, d_logarithms = (*site.dys, None)[:2]
@@ -57,5 +60,6 @@ def negative_log_likelihood_loss(site: Site) -> Sequence[Term | None]:
 
 
 def _refuse_weights(site: Site) -> None:
+    """Refuse a gradient with respect to the weights of classes, input 2."""
     if len(site.wanted) > 2 and site.wanted[2]:
         raise ArgumentError("its weights of classes have no gradient here: they have to be frozen")

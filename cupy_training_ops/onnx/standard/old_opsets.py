@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operators of early opsets that have other attributes since: `broadcast` and `axis`, scales."""
+"""Operators of early opsets, whose attributes have changed since: `broadcast`, `axis`, `scales`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ UPSAMPLED = {"mode": ("nearest", "linear")}
 
 
 def _with_axis(name: str) -> Function:
-    """The function of two arrays, the second of which is repeated only if the node says so."""
+    """Return an operator of opset 6: y is broadcast to x only if the attribute `broadcast` is set.
+
+    axis: the axis of x that y's first one is.
+    """
     item = find(name, 7)
     assert item is not None
 
@@ -32,7 +35,10 @@ def _with_axis(name: str) -> Function:
 
 
 def _before(y: Array, shape: tuple[int, ...], axis: int | None) -> Array:
-    """An array with ones behind its extents, which begin at an axis of `shape`."""
+    """Return y reshaped to broadcast to `shape`, with its first axis at `axis` of that.
+
+    (3,) for shape (2, 3, 4) at axis 1 becomes (3, 1). None: its last axis is the last.
+    """
     first = len(shape) - y.ndim if axis is None else axis
     if y.size == 1:
         return y.reshape(())
@@ -48,7 +54,7 @@ for _operator in BROADCASTING:
 
 @standard("PRelu", until=6)
 def prelu_1(xp: Module, x: Array, slope: Array) -> Array:
-    """One slope, or one for each channel."""
+    """PRelu with one slope, or one for each channel (axis 1)."""
     if slope.size == 1:
         return prelu(xp, x, slope.reshape(()))
     if x.ndim < 2 or slope.shape != x.shape[1:2]:
@@ -81,7 +87,7 @@ def upsample_7(xp: Module, x: Array, *, scales: Sequence[float], mode: str = "ne
 @standard("Resize", host=(1,), since=10, until=10, grows=True, view=True, only=UPSAMPLED)
 @standard("Upsample", host=(1,), since=9, until=9, grows=True, view=True, only=UPSAMPLED)
 def resize_10(xp: Module, x: Array, scales: Any, *, mode: str = "nearest") -> Array:
-    """Output i is at i / scale."""
+    """Resize with output i at pixel i / scale; of mode nearest, the pixel before."""
     return resize(
         xp,
         x,
