@@ -276,7 +276,9 @@ def _with_caches(node: Node, attention: Node, names: set[str]) -> list[Node]:
     def make(op_type: str, *inputs: str, result: str = "", **attributes: Any) -> str:
         """Add a node, and return its result's name: `result`, or a new one."""
         result = result or _unique(f"{node.outputs[0]}/{node.op_type}/{op_type}", names)
-        nodes.append(Node(op_type, "", node.version, inputs, (result,), attributes, node.name))
+        nodes.append(
+            Node(op_type, "", node.version, inputs, (result,), attributes, node.name, node.place)
+        )
         return result
 
     presents = (*node.outputs[1:3], "", "")
