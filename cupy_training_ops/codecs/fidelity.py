@@ -27,7 +27,7 @@ from .table import CODECS
 Float64s = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# They encode x > 0, not x: their errors are meaningless.
+# Codecs that encode x > 0, not x: their errors are meaningless.
 SIGN_CODECS = tuple(
     name for name, codec in CODECS.items() if "sign" in codec.kinds and "value" not in codec.kinds
 )
@@ -37,11 +37,11 @@ _quiet = np.errstate(all="ignore")
 
 
 class Rounding(NamedTuple):
-    """The bound of a codec that rounds to a small format."""
+    """The bound of a codec that rounds to a small format: see `_within_rounding`."""
 
-    relative: float  # of |x|, in the normal range of the format
-    absolute: float  # below it; both agree where it starts
-    infinite_from: float
+    relative: float  # error over |x|, in the normal range of the format
+    absolute: float  # error below that range; both agree where it starts
+    infinite_from: float  # least |x| that rounds to infinity
 
 
 E5M2 = Rounding(2.0**-3, 2.0**-17, 61_440.0)
@@ -50,12 +50,12 @@ FP10 = Rounding(2.0**-5, 2.0**-19, 64_512.0)
 
 
 class Scaled(NamedTuple):
-    """The bound of a format with a scale, 2^s, for each block."""
+    """The bound of a format with a scale, 2^s, for each block: see `_within_scale`."""
 
-    relative: float  # of |x|
-    absolute: float  # of 2^s
+    relative: float  # error over |x|
+    absolute: float  # error over 2^s, for small x
     largest: float  # largest x / 2^s that does not overflow
-    beside_infinity: int = 0  # added to s
+    beside_infinity: int = 0  # added to s in a block with an infinity
 
 
 E4M3_SCALED = Scaled(2.0**-4, 2.0**-10, 464.0, beside_infinity=1)
@@ -85,7 +85,10 @@ def measure(
     decoded: NDArray[np.generic],
     keep_nonfinite: bool = True,
 ) -> Fidelity:
-    """Compare a decoded array with its original, each of any floating-point dtype."""
+    """Compare a decoded array with its original, each of any floating-point dtype.
+
+    keep_nonfinite: the option of the codecs "msfp15" and "msfp15_signed".
+    """
     measurement = Measurement(codec, keep_nonfinite)
     measurement.add(original, decoded)
     return measurement.fidelity()
@@ -95,11 +98,11 @@ class Norm:
     """A Euclidean norm, accumulated in parts, without overflow or underflow of squares."""
 
     def __init__(self) -> None:
-        self.largest = 0.0
+        self.largest = 0.0  # of the magnitudes so far
         self.squares = 0.0  # the sum of (value / largest)^2
 
     def add(self, sizes: Float64s) -> None:
-        """Add magnitudes."""
+        """Add magnitudes, a flat array of numbers of at least 0."""
         largest = max(self.largest, float(sizes.max(initial=0)))
         if largest:
             self.squares *= (self.largest / largest) ** 2
@@ -123,7 +126,8 @@ class Norm:
 
 
 class Measurement:
-    """A comparison of arrays in parts, all of whole tiles but the last."""
+    """A comparison of arrays in parts; each but the last has a multiple of PIECE elements, so
+    that no block of a codec is divided. Attributes: counts and norms behind `Fidelity`."""
 
     def __init__(self, codec: str, keep_nonfinite: bool = True) -> None:
         self.codec = codec
@@ -136,7 +140,7 @@ class Measurement:
 
     @_quiet
     def add(self, original: NDArray[np.generic], decoded: NDArray[np.generic]) -> None:
-        """Add the next part, in pieces that fit into the cache."""
+        """Add the next part, decoded in any dtype, in pieces that fit into the cache."""
         x, y = original.reshape(-1), decoded.reshape(-1)
         for start in range(0, x.size, PIECE):
             piece = slice(start, start + PIECE)
@@ -144,6 +148,7 @@ class Measurement:
             self._add(*pair, original.dtype)
 
     def _add(self, x: Float64s, y: Float64s, dtype: Dtype) -> None:
+        """Add originals x and decoded y; dtype: the original one of x."""
         self._add_bound(~within_bound(self.codec, x, y, self.keep_nonfinite, dtype))
         both = self._add_counts(x, y)
         if self.codec not in SIGN_CODECS:
@@ -151,13 +156,14 @@ class Measurement:
         self.size += x.size
 
     def _add_bound(self, wrong: Mask) -> None:
+        """Count violations, the True in `wrong`, and note the first one of all parts."""
         count = int(np.count_nonzero(wrong))
         if count and self.first_violation is None:
             self.first_violation = self.size + int(np.argmax(wrong))
         self.violations += count
 
     def _add_counts(self, x: Float64s, y: Float64s) -> Mask:
-        """Add the counts of a part; return which values are finite on both sides."""
+        """Add the counts of a part; return a mask: x and y are both finite."""
         zeros, finite = x == 0, np.isfinite(x)
         n_zeros = int(np.count_nonzero(zeros))
         self.zeros += n_zeros
@@ -176,7 +182,7 @@ class Measurement:
         return both
 
     def _add_errors(self, x: Float64s, y: Float64s, both: Mask) -> None:
-        """Add errors and norms of the values that are finite on both sides."""
+        """Add errors and norms of the values for which `both` is True."""
         if not both.all():
             x, y = x[both], y[both]
         error = np.abs(y - x)
@@ -207,9 +213,9 @@ class Measurement:
 def within_bound(
     codec: str, x: Float64s, y: Float64s, keep_nonfinite: bool = True, dtype: Dtype = FLOAT64
 ) -> Mask:
-    """Return where the decoded y is within the codec's bound for x, both flat.
+    """Return a mask of elements: the decoded y is within the codec's bound for x, both flat.
 
-    dtype: the original one of x.
+    dtype: the original one of x. The functions below return such masks, too.
     """
     if codec == "msfp15":
         return _shared_exponent(x, y, keep_nonfinite)
@@ -249,16 +255,17 @@ def _is_same(x: Float64s, y: Float64s) -> Mask:
 
 
 def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Mask:
-    """Return where y is within the rounding of x / scale to the format.
+    """Return where |y - x| <= max(relative * |x|, absolute * 2^s).
 
-    scale: the smallest power of two with which the block's largest finite number fits. largest: of
-    the decoded type, beyond which a number may be rounded up to infinity.
+    2^s: the smallest power of two by which the block's largest finite number divided is at most
+    bound.largest. largest: the decoded type's, beyond which a number may be rounded to infinity.
     """
     size, finite = np.abs(x), np.isfinite(x)
     blocks = np.pad(np.where(finite, size, 0), (0, -x.size % BLOCK)).reshape(-1, BLOCK)
     fraction, exponent = np.frexp(blocks.max(axis=1, initial=0))
     of_bound, least = np.frexp(bound.largest)
     scale = np.where(fraction == 0, 0, exponent - least + (fraction > of_bound))
+    # `scale` is s, an exponent: fraction * 2^exponent / 2^s <= of_bound * 2^least.
     scale += bound.beside_infinity * np.pad(np.isinf(x), (0, -x.size % BLOCK)).reshape(
         -1, BLOCK
     ).any(1)
@@ -272,7 +279,8 @@ def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) 
     """Return where |y - x| <= 0.51 * scale, but for the rounding of y to its type.
 
     scale: the block's largest |x| / 127, or / 126 beside infinity and NaN, as bfloat16. signed: y
-    has the sign of x, so it may be off by a whole scale where |x| < scale / 2.
+    has the sign of x, so it may be off by a whole scale where |x| < scale / 2. of_type: finfo of
+    the decoded type.
     """
     blocks = np.pad(np.abs(x), (0, -x.size % INT8_BLOCK)).reshape(-1, INT8_BLOCK).astype(FLOAT32)
     finite = np.isfinite(blocks)
@@ -292,7 +300,7 @@ def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) 
 def _sparse_exponent(x: Float64s, y: Float64s, tile: int) -> Mask:
     """Return where y = 0 for x = +0, and within MSFP15's bound for boxes of the other numbers.
 
-    tile: numbers, +0 included, after which a new box begins.
+    Boxes are of 8 numbers other than +0. tile: numbers, +0 included, after which a new box begins.
     """
     right: Mask = y == 0
     for start in range(0, x.size, tile):
@@ -312,7 +320,7 @@ _BOUNDS: dict[str, Callable[[Float64s, Float64s], Mask]] = {
     "sparse_fp10": lambda x, y: _within_rounding(x, y, FP10) | _is_same(x, y),
     "index4": _is_same,
 }
-_INTEGERS = {"int8": False, "int8_signed": True}  # with their signs
+_INTEGERS = {"int8": False, "int8_signed": True}  # `signed` of _integers
 _SCALED = {"block_e4m3": E4M3_SCALED, "block_e5m2": E5M2_SCALED}
 
 
@@ -320,7 +328,8 @@ def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
     """Return where |y - x| <= step / 2, or a step where MSFP15's mantissa saturates at 63.
 
     step = 2^(e - 5) for a tile of eight whose largest |x| is in [2^e, 2^(e + 1)). |x| < 2^-126 may
-    be 0. Of a tile that is lost all become 0, unless keep_nonfinite.
+    be 0. A tile with a number beyond 2^128 or NaN is lost: all of it becomes 0, but with
+    keep_nonfinite `_beside_nonfinite` holds for it.
     """
     size = np.abs(x)
     largest = _largest_of_tile(size)
@@ -337,7 +346,8 @@ def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
 
 
 def _beside_nonfinite(x: Float64s, y: Float64s, bits: int) -> Mask:
-    """Return where y is x, infinity or NaN, or |y - x| <= 2^(e - bits), 2^(e - 3) near 2^(e + 1).
+    """Return where |y - x| <= 2^(e - bits), or 2^(e - 3) near 2^(e + 1); |x| >= 2^128 or NaN: where
+    y is infinity with x's sign, or NaN.
 
     e: the exponent of the tile's largest number that float32 holds, -127 at least.
     """
@@ -380,7 +390,7 @@ def _largest_of_tile(size: Float64s) -> Float64s:
 
 
 def _is_lost(largest: Float64s) -> Mask:
-    """Return tiles without a shared exponent: those with a value not below 2^128."""
+    """Return a mask of tiles without a shared exponent: their largest is not below 2^128."""
     below: Mask = largest < 2.0**128
     return ~below
 
@@ -399,13 +409,18 @@ def _larger(before: float | None, values: Float64s) -> float | None:
 
 
 def _snr_db(signal: float, noise: float) -> float | None:
+    """Return the signal-to-noise ratio of two norms in decibels; None without a signal."""
     if not signal:
         return None
     return 20 * math.log10(signal / noise) if noise else math.inf
 
 
 def _cosine(signal: Norm, decoded: Norm, noise: Norm) -> float | None:
-    """Cosine by the law of cosines: the three are the sides of a triangle."""
+    """Return the cosine of the angle between original and decoded, None if one of them is 0.
+
+    By the law of cosines from the norms of original, decoded and their difference, the sides of a
+    triangle.
+    """
     if not signal.largest or not decoded.largest:
         return None
     side, opposite = decoded.over(signal), noise.over(signal)

@@ -156,7 +156,10 @@ class Codes(Numbers):
         return dict(zip(CODED, encode(*_pair(moments), self.bits), strict=True))
 
     def renewed(self, moments: Mapping[str, Any], parameter: Any) -> dict[str, Any]:
-        """Convert an older version's codes, known by their length, to this one's, or return them as they are."""
+        """Convert 8-bit codes of an older version, known by their length; return others as they are.
+
+        moments: {name: array} of one parameter, in an unpickled optimizer.
+        """
         n = math.prod(parameter.shape)
         size = info(moments[CODED[0]])[2]
         if self.bits != 8 or info(moments[CODED[0]])[1] != UINT8 or size != (old_size(n),):
