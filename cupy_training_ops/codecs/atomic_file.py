@@ -52,7 +52,7 @@ def atomic_write(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write_together(files: Mapping[Path, Iterable[Any]], sync: bool = True) -> None:
-    """Write several files, all of them before the first one is replaced; the last is replaced first.
+    """Write several files, all of them before any is replaced; the last is replaced first.
 
     files: for each path the parts of its new content, bytes-like objects. sync: as `atomic_write`.
     """

@@ -126,8 +126,10 @@ class Norm:
 
 
 class Measurement:
-    """A comparison of arrays in parts; each but the last has a multiple of PIECE elements, so
-    that no block of a codec is divided. Attributes: counts and norms behind `Fidelity`."""
+    """A comparison of arrays in parts: `add` each, then `fidelity()`.
+
+    Every part but the last is of whole tiles, groups of elements that the codec encodes together.
+    """
 
     def __init__(self, codec: str, keep_nonfinite: bool = True) -> None:
         self.codec = codec

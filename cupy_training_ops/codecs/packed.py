@@ -275,7 +275,7 @@ def _from_host(array: NumpyArray) -> Array:
 # ---- in parts: with little memory, and progress after each -------------------------
 
 # elements | 0 ............ | ............ n |
-# codes    | 0 .... |  ....  |    a part is whole tiles: groups of elements that are encoded together
+# codes    | 0 .... |  ....  |    whole tiles: groups of elements that are encoded together
 
 PART = 1 << 22  # elements
 Advance = Callable[[int], None]  # called with the number of elements of each part

@@ -103,7 +103,7 @@ def is_safetensors(stream: BinaryFile) -> bool:
 
 
 def tensors(path: str | None, stream: BinaryFile, name: object) -> Opened:
-    """Return the tensors of a file, mapped, not read; if path is None they are read from the stream.
+    """Return the tensors of a file, mapped from path, or read from the stream if path is None.
 
     stream: open at the file's start. name: for messages.
     """

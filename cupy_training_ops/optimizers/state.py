@@ -156,7 +156,7 @@ class Codes(Numbers):
         return dict(zip(CODED, encode(*_pair(moments), self.bits), strict=True))
 
     def renewed(self, moments: Mapping[str, Any], parameter: Any) -> dict[str, Any]:
-        """Convert 8-bit codes of an older version, known by their length; return others as they are.
+        """Convert 8-bit codes of an older version, known by their length; return others unchanged.
 
         moments: {name: array} of one parameter, in an unpickled optimizer.
         """

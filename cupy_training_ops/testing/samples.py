@@ -30,7 +30,7 @@ def all_samples() -> Mapping[str, tuple[Sample, ...]]:
 
 
 def sampled_operators() -> list[str]:
-    """Return names of operators that have samples; collectives, which need other ranks, have none."""
+    """Return the operators that have samples; collectives, which need other ranks, have none."""
     return [name for name, samples in all_samples().items() if samples]
 
 
