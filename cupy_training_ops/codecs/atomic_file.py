@@ -79,7 +79,8 @@ def remove_unfinished() -> None:
 
 @contextlib.contextmanager
 def _new_file_for(path: Path, sync: bool) -> Iterator[IO[bytes]]:
-    """Yield a new, locked file beside `path`; at the end rename it to `path`, on errors remove it."""
+    """Yield a new, locked file beside `path`; at the end rename it to `path`, or on errors remove
+    it."""
     old = _writable_status(path)
     _remove_abandoned(path.parent)
     new = path.with_name(f".{secrets.token_hex(8)}.tmp")

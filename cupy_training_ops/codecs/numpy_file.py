@@ -167,7 +167,7 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Sto
 
 
 def _header(stream: BinaryFile) -> Header:
-    """Read a header; a version 3 is read as 2, as they differ in the encoding of field names alone."""
+    """Read a header of version 1, 2 or 3, which is read as 2: field names alone differ."""
     first = npy.read_magic(stream) == (1, 0)
     parse = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
     shape, fortran_order, dtype = parse(stream)
