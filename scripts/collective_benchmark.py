@@ -271,6 +271,7 @@ class Training:
     """Forward and backward passes of the transformer on this rank."""
 
     def __init__(self, xp: Any, quick: bool) -> None:
+        """Make the model and a batch, on the CPU if xp is NumPy; quick: small ones."""
         import torch
         from training_models import GPT, text
 

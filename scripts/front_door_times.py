@@ -237,6 +237,7 @@ def _norm(name: str, n: int, columns: int, dtype: torch.dtype) -> dict[str, Way]
 
 
 def _pointwise(name: str, dtype: torch.dtype) -> dict[str, Way]:
+    """Return the ways to compute a function of one array, such as "gelu", and its gradient."""
     keywords = {"dim": -1} if name == "softmax" else {}
     mine, other = (lambda x, f=f: f(x, **keywords) for f in both(name))
     liger = _liger("liger_softmax") if name == "softmax" else None
@@ -244,6 +245,7 @@ def _pointwise(name: str, dtype: torch.dtype) -> dict[str, Way]:
 
 
 def _loss(n: int, classes: int) -> dict[str, Way]:
+    """Return the ways to compute cross entropy of (n, classes) scores and its gradient."""
     target = torch.randint(classes, (n,), device="cuda")
     leaves = [leaf(n, classes)]  # the result of an operation would bring its stream into a graph
     liger = _liger("liger_cross_entropy")
@@ -270,6 +272,7 @@ class Alias(torch.autograd.Function):
 
 
 def _linear_loss() -> dict[str, Way]:
+    """Return the ways to compute a linear layer and cross entropy: 16384 rows, 131072 classes."""
     target = torch.randint(131072, (16384,), device="cuda")
     with torch.no_grad():
         leaves = [leaf(16384, 4096), (leaf(131072, 4096) * 0.02).detach().requires_grad_()]

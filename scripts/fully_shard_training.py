@@ -62,6 +62,8 @@ class Training:
     """A sharded model and its optimizer."""
 
     def __init__(self, task: Panel, way: Way, device: torch.device, is_whole: bool) -> None:
+        """task: model and data. way: which optimizer. is_whole: DistributedDataParallel, in which
+        each rank has the whole model, in place of fully_shard."""
         torch.manual_seed(0)
         self.task, self.way = task, way
         with device:

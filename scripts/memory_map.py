@@ -104,6 +104,7 @@ class Row:
     """A process that measures one row."""
 
     def __init__(self, model: str, way: str, folder: Path, words: Sequence[str]) -> None:
+        """folder: of its log and its gradients. words: further arguments of its command."""
         self.model, self.way = model, way
         self.samples = folder / f"{model}.{way}.npz"
         self.log = folder / f"{model}.{way}.log"
@@ -166,6 +167,7 @@ class Measuring:
     def __init__(
         self, out: Path, folder: Path, threads: int, limit: float, cold: bool = False
     ) -> None:
+        """out: file of JSON lines. folder: of logs and gradients. threads: of each process."""
         self.out, self.folder, self.limit, self.cold = out, folder, limit, cold
         self.end = math.inf
         self.running: list[Row] = []

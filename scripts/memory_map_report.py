@@ -51,9 +51,10 @@ def read(files: Sequence[Path]) -> tuple[list[Line], Panels]:
 
 
 def ordered(rows: dict[str, Line]) -> list[Line]:
-    """Rows by what is done: compiled ones first, plain ones first, large budgets first."""
+    """Sort rows by what is done: compiled ones first, plain ones first, large budgets first."""
 
     def place(row: Line) -> tuple[float, ...]:
+        """Return a row's sort key; False comes first."""
         way = way_of(row["way"])
         codes = way.codes or {}
         budget = way.budget if way.budget is not None else codes.get("budget", 2)
@@ -79,6 +80,7 @@ def panel_table(rows: dict[str, Line]) -> str:
 
 
 def _cells(row: Line) -> Sequence[str]:
+    """Return the cells below the columns of `panel_table`."""
     coded = coded_bytes(row)
     return (
         row["way"],
@@ -178,6 +180,10 @@ def draw(panels: Panels, path: Path, memory: str = "peak") -> None:
 
 
 def _panel(axis: Any, rows: dict[str, Line], memory: str) -> None:
+    """Draw a model's rows: time over memory, with a line through PyTorch's budgets.
+
+    memory: "peak" or "held". Rows slower than WIDEST are listed as text.
+    """
     slow = []
     budgets: list[tuple[float, float]] = []
     for row in ordered(rows):

@@ -93,6 +93,7 @@ def _all(actions: Sequence[Action]) -> None:
 
 
 def _captured_cupy(actions: Sequence[Action], stream: Any) -> Action | None:
+    """Capture CALLS calls in a CUDA graph; return its launch, None if they cannot be captured."""
     stream.begin_capture()
     try:
         _all(actions)
@@ -111,6 +112,7 @@ def _abandon(stream: Any) -> None:
 
 
 def _captured_torch(actions: Sequence[Action]) -> Action | None:
+    """Capture CALLS calls in PyTorch's graph; return its replay, None if they cannot be."""
     import torch
 
     graph = torch.cuda.CUDAGraph()

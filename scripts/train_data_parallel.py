@@ -41,6 +41,7 @@ class Training:
     def __init__(
         self, xp: Any, group: cto.ProcessGroup, sharded: bool = False, dtype: str = "float32"
     ) -> None:
+        """xp: NumPy or CuPy. sharded: AdamW over ranks, and buckets; else SGD and NCCL's sum."""
         self.xp, self.group = xp, group
         rng = np.random.default_rng(0)
         centres = rng.standard_normal((CLASSES, FEATURES))

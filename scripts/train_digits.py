@@ -61,6 +61,7 @@ class Layer:
     """A convolution with bias; all but the last are followed by a ReLU."""
 
     def __init__(self, xp: Any, rng: np.random.Generator, n_in: int, shape: Sequence[int]) -> None:
+        """n_in: input channels. shape: (output channels, extent of the kernel, stride, padding)."""
         filters, extent, stride, pad = shape
         spread = math.sqrt(6 / (n_in * extent * extent))
         weights = rng.uniform(-spread, spread, (filters, n_in, extent, extent))

@@ -66,6 +66,7 @@ class Block(nn.Module):
     """Attention and a feed-forward part, each normalised first, dropped out and added."""
 
     def __init__(self, width: int, n_heads: int, drops: float) -> None:
+        """width: elements of a token, of all heads. drops: probability of dropout."""
         super().__init__()
         self.n_heads = n_heads
         self.before_attention, self.before_dense = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -89,6 +90,7 @@ class GPT(nn.Module):
     def __init__(
         self, depth: int, width: int, n_heads: int, classes: int, length: int, drops: float = 0.0
     ) -> None:
+        """depth: blocks. classes: tokens there are. length: tokens of a text, at most."""
         super().__init__()
         self.tokens, self.places = nn.Embedding(classes, width), nn.Embedding(length, width)
         self.drop = nn.Dropout(drops)
@@ -130,7 +132,10 @@ class LlamaBlock(nn.Module):
 
 
 def rotated(x: Tensor, turn: Tensor) -> Tensor:
-    """Turn pairs of values by angles that depend on the place."""
+    """Turn pairs (x[..., i], x[..., i + half]) by angles that depend on the token's place.
+
+    turn: cosines and sines, stacked to (2, length, half).
+    """
     cos, sin = turn.to(x.dtype)
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
@@ -144,6 +149,7 @@ class Llama(nn.Module):
     def __init__(
         self, depth: int, width: int, n_heads: int, hidden: int, classes: int, length: int
     ) -> None:
+        """hidden: width of the feed-forward part; others as GPT's."""
         super().__init__()
         self.tokens = nn.Embedding(classes, width)
         self.blocks = nn.ModuleList(LlamaBlock(width, n_heads, hidden) for _ in range(depth))
@@ -174,6 +180,7 @@ class UNet(nn.Module):
     """Maps are halved and doubled again, beside them shortcuts; a class for each pixel."""
 
     def __init__(self, width: int, depth: int, classes: int) -> None:
+        """width: channels of the first map; each of `depth` halvings doubles them."""
         super().__init__()
         widths = [width << i for i in range(depth + 1)]
         pairs = list(itertools.pairwise(widths))
@@ -184,6 +191,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return scores of (pixels of all images, classes) for images of (n, 3, height, width)."""
         x = self.first(x)
         beside = []
         for down in self.downs:

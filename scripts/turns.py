@@ -37,6 +37,7 @@ class Checkout:
     """The process of one checkout."""
 
     def __init__(self, folder: Path, script: str) -> None:
+        """Start `script --serve FOLDER`, which imports the package from the checkout `folder`."""
         self.folder = folder.resolve()
         command = [sys.executable, script, SERVE, str(self.folder)]
         # The script may import the package before it serves.

@@ -62,6 +62,7 @@ def doctor(as_json: bool) -> None:
 
 
 def _print_json(findings: Mapping[str, Finding]) -> None:
+    """Print a JSON object for each part."""
     gpu = findings["GPU"]
     lines = JsonLines("doctor", processor() if gpu.mend else gpu.text, with_cuda=True)
     for name, finding in findings.items():
@@ -79,6 +80,7 @@ def _print(findings: Mapping[str, Finding]) -> None:
 
 
 def _gpu() -> Finding:
+    """Name the GPUs, or say why none can be used."""
     reason = why_no_gpu()
     if reason:
         return Finding(_without_advice(reason), _gpu_mend(reason))
@@ -97,6 +99,7 @@ def _gpu_mend(reason: str) -> str:
 
 
 def _driver() -> Finding:
+    """Name the newest CUDA version that the driver runs; a driver before 12.0 is to be replaced."""
     version = driver_version()
     if version is None:
         return Finding("libcuda.so.1 is not here", INSTALL_DRIVER)
@@ -107,6 +110,7 @@ def _driver() -> Finding:
 
 
 def _cupy() -> Finding:
+    """Name CuPy's version and its CUDA version, whose major must not be above the driver's."""
     try:
         cuda_backend()
     except ProviderError as error:
@@ -121,6 +125,7 @@ def _cupy() -> Finding:
 
 
 def _nvrtc() -> Finding:
+    """Name the architectures that NVRTC, the compiler of kernels, knows."""
     try:
         known = ", ".join(f"sm_{number}" for number in supported_architectures())
     except OpError as error:
@@ -129,6 +134,7 @@ def _nvrtc() -> Finding:
 
 
 def _headers() -> Finding:
+    """Name the folder of CUDA's headers, which kernels include."""
     try:
         folder = header_folder()
     except (ImportError, OpError) as error:  # cuda.pathfinder and NVRTC's binding come with CuPy
@@ -137,6 +143,7 @@ def _headers() -> Finding:
 
 
 def _nccl() -> Finding:
+    """Name NCCL's version; it is not required."""
     mend = f"pip install 'cupy-training-ops[nccl{_cuda_major()}]'"
     try:
         cuda_backend()
@@ -154,6 +161,7 @@ def _ranks() -> Finding:
 
 
 def _cache() -> Finding:
+    """Name the folder of compiled kernels, with its number of files and size."""
     try:
         compiler.require_writable_cache()
     except ProviderError as error:

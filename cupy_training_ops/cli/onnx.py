@@ -243,7 +243,7 @@ def _random_input(rng: Any, graph: Graph, item: Value, size: int) -> Any:
 
 
 def _rows(graph: Graph, name: str) -> int:
-    """Return the number of rows that an input, the indices of a Gather, selects from; 2 if unknown."""
+    """Return the number of rows that an input, indices of a Gather, selects from; 2 if unknown."""
     shapes = {item.name: item.shape for item in graph.inputs}
     for node in graph.nodes:
         if node.op_type == "Gather" and node.inputs[1] == name:

@@ -92,6 +92,7 @@ def trials_of(tried: Tried) -> list[Trial]:
 
 
 def _title(subject: Subject, trials: Iterable[Trial]) -> str:
+    """Return a line with an array's name, dtype, shape, bytes and number of non-finite values."""
     array = subject.array
     counts = {trial.fidelity.nonfinite for trial in trials} - {0}
     nonfinite = "".join(f", {count} non-finite" for count in counts)

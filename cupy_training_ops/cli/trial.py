@@ -365,6 +365,7 @@ class Summary:
         return any(total.verdict != "ok" for total in self.codecs())
 
     def _total(self, name: str) -> Total:
+        """Return the sums of the codec `name`."""
         of_codec = [(a, t) for a in self.arrays for t in a.trials if t.name == name]
         trials = [trial for _, trial in of_codec]
         measured = [t.fidelity for t in trials if is_measured(t.fidelity)]

@@ -138,7 +138,7 @@ class Measurement:
         self.overflowed = self.lost = self.dropped = self.violations = 0
         self.first_violation: int | None = None
         self.max_abs_error: float | None = None
-        self.signal, self.decoded, self.noise = Norm(), Norm(), Norm()
+        self.signal, self.decoded, self.noise = Norm(), Norm(), Norm()  # of x, y, y - x
 
     @_quiet
     def add(self, original: NDArray[np.generic], decoded: NDArray[np.generic]) -> None:

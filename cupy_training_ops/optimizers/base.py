@@ -57,10 +57,11 @@ _MAX_BOUND = 64  # cached calls of an optimizer: they differ in which gradients 
 _WHOLE = Part((), None)  # all parameters of an optimizer that counts no steps
 _GIVEN = ("gradients", "lr", "loss_scale", "max_norm")  # arguments of a step, in this order
 _AT = {name: i for i, name in enumerate(_GIVEN)}
-_DECLARED = (
+_DECLARED = (  # the arguments of a step, as an operator declares its inputs
     Input("gradients", "T", variadic=True, holes=True),
     *(number(name, "L") for name in _GIVEN[1:]),
 )
+# The constructor's lists of arrays; EVERY: the parameters, then the arguments of a step.
 CLOSED = tuple(replace(_DECLARED[0], name=name) for name in ("parameters", "low_precision"))
 EVERY = (CLOSED[0], *_DECLARED)
 _READERS = tuple(map(reader, _DECLARED))
@@ -109,7 +110,8 @@ def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:
 def known_of(backend: Backend, gradients: Arrays) -> SameArrays | None:
     """Return a record of a step's arguments (see _GIVEN), to compare with the next step's.
 
-    Gradients are the same if dtype, shape and address are.
+    Arrays are the same if they are the same objects; numbers may differ. None if arguments of this
+    kind cannot be compared.
     """
     return SameArrays.of(backend, _DECLARED, _READERS, gradients, by_memory=True)
 
@@ -149,9 +151,10 @@ class Optimizer:
         """
         self._op = op
         refuse_mixed(type(self).__name__, CLOSED, (parameters, low_precision), ())
+        # True if all are PyTorch tensors on a GPU, which operators take as they are.
         self._natively = are_native(CLOSED, (parameters, low_precision), ())
         self._weights = self._adopt("parameters", parameters)
-        self.parameters = tuple(parameters)
+        self.parameters = tuple(parameters)  # the caller's own objects
         self.lr = self._checked_rate(lr)
         wide = computed_in(self._dtype())
         self.names = self._checked_names(names)
@@ -191,7 +194,7 @@ class Optimizer:
         self._bound: dict[object, OpenCall] = {}
         self._last: Step | None = None
         callers = (*self.parameters, *(self._given_copies or ()))
-        self._watched = Watched(tuple(filter(is_tensor, callers)))
+        self._watched = Watched(tuple(filter(is_tensor, callers)))  # notices moved tensors
 
     def __getstate__(self) -> dict[str, object]:
         """Return attributes to pickle: no calls, as they store addresses, no views of arrays."""
@@ -400,7 +403,7 @@ class Optimizer:
         self._last = None  # its updates count by parts, which `of` may take apart
         parts = [_WHOLE] if self._counts is None else self._alike(self._counts.of(places))
         norm, updates = None, list[CheckedCall]()
-        if len({self._form.is_coded(self._weights[i]) for i in places}) == 1:
+        if len({self._form.is_coded(self._weights[i]) for i in places}) == 1:  # all or none
             updates = [self._update_call(Part(places, parts[0].count), gradients, given)]
         if len(parts) > 1:  # that call, which checked the gradients of all parts, is not made
             norm, updates = self._by_parts(parts, dict(zip(places, gradients, strict=True)), given)

@@ -255,6 +255,7 @@ class AdamW(adam.AdamW):
         """
         sizes, group = [math.prod(w.shape) for w in self._weights], self.group
         self._split = Split.of(sizes, group.size)
+        # (i, start, stop) of each of this rank's pieces: elements of the flat parameters[i].
         self._pieces = list(self._split.pieces(group.rank, sizes))
         first, wide = self._weights[0], computed_in(info(self._weights[0])[1])
         self._padding = zeros(first, (1,), info(first)[1])
@@ -265,13 +266,13 @@ class AdamW(adam.AdamW):
         self._form, self._moments = self._inner._form, self._inner._moments
         self.gradient_norm, self.is_finite = self._inner.gradient_norm, self._inner.is_finite
         self._norms = zeros(first, (group.size,), wide)  # [r]: norm of rank r's parts of gradients
-        self._measure, self._measure_all = GradientNorm(), GradientNorm()
+        self._measure, self._measure_all = GradientNorm(), GradientNorm()  # of parts, of _norms
         self._gather_norms = GatheredParts(group=group, split=Split.of_elements(group.size))
         self._ops: dict[Places, tuple[MeanOfParts, Turns]] = {}  # by parameters with gradients
         self._last_cut: Cut | None = None
 
     def _compare(self, words: str) -> None:
-        """Raise ArgumentError on all ranks unless `words`, shapes and dtypes are the same there."""
+        """Raise ArgumentError on all ranks if `words`, shapes or dtypes of arrays differ on one."""
         text = description(words, (*self._weights, *self._copies_of(self._every)[1]))
         self.group.exchange("AdamW", self.group.everyone, text)
 

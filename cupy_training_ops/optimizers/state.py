@@ -143,6 +143,7 @@ class Codes(Numbers):
         return {n: zeros(parameter, (size,), UINT8) for n, size in zip(names, sizes, strict=True)}
 
     def save(self, moments: Mapping[str, Any], parameter: Any) -> dict[str, HostArray]:
+        """Decode codes to float32 arrays of the parameter's shape; copy a small one's numbers."""
         arrays = super().save(moments, parameter)
         if not self.is_coded(parameter):
             return arrays
@@ -151,6 +152,7 @@ class Codes(Numbers):
         return {name: x.reshape(shape) for name, x in zip(CODED, numbers, strict=True)}
 
     def restore(self, moments: Mapping[str, HostArray]) -> dict[str, HostArray]:
+        """Encode a state's arrays, so that decoding the codes gives these numbers again."""
         if not self.is_coded(moments[CODED[0]]):
             return super().restore(moments)
         return dict(zip(CODED, encode(*_pair(moments), self.bits), strict=True))

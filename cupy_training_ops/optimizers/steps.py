@@ -221,7 +221,7 @@ class WithRates(Update):
         """The operator's function on the CPU, called with the rates for its attributes."""
         update, n = super().cpu_function(), len(cls.rates)
 
-        def step(*inputs: Any, **attributes: Any) -> object:
+        def step(*inputs: Any, **attributes: Any) -> object:  # the last n inputs are rates
             rates = dict(zip(cls.rates, inputs[-n:], strict=True))
             return update(*inputs[:-n], **(attributes | rates))
 

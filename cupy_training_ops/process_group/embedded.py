@@ -36,6 +36,7 @@ class Embedded(Engine):
     name = "embedded"
 
     def __init__(self, rank: int, sockets: Sockets, timeout: float) -> None:
+        """sockets: connected ones, by the rank at the other end. timeout: seconds."""
         super().__init__(rank, len(sockets) + 1, timeout)
         self.sockets = sockets
         self._open = {sock: peer for peer, sock in sockets.items()}  # not yet at their end
@@ -78,6 +79,7 @@ class Embedded(Engine):
                 sock.shutdown(socket.SHUT_RDWR)  # whoever waits for it wakes up
 
     def release(self) -> None:
+        """Close all sockets."""
         self._open.clear()
         for sock in self.sockets.values():
             with contextlib.suppress(OSError):
