@@ -46,7 +46,7 @@ class Training:
     """One model, trained one way."""
 
     def __init__(self, model: str, way: Way, device: torch.device, tiny: bool) -> None:
-        """Make the model of PANELS and its batch, and change them as the way says; tiny: small ones."""
+        """Make a model of PANELS and its batch, changed as the way says; tiny: small ones."""
         torch.manual_seed(0)
         panel = PANELS[model](tiny)
         self.way, self.device, self.label = way, device, panel.label

@@ -379,7 +379,7 @@ def _refuse_types(members: Sequence[Member], coding: Coding) -> None:
 def _item(member: Member, coding: Coding, named: bool) -> Item:
     """Return a member encoded, or as it is if the codec does not take it or saves no bytes.
 
-    Says on stderr why it is as it is. named: as in `_encode_all`.
+    Says on stderr why it is as it is. named: raise Failure instead, and ignore the bytes.
     """
     reason = why_left_out(member, [get_codec(coding.codec)], coding.raw)
     if reason is None:
@@ -450,8 +450,7 @@ def _select(
 ) -> list[Member]:
     """Return the arrays to encode: those of --name; else the only one, or all if OUT holds several.
 
-    kind: as `_container` returns it. Arrays that the codec does not take are not written to a
-    folder.
+    kind: ending of a packed file, which also holds arrays that the codec does not take; else None.
     """
     chosen = select(members, names) if names else members
     if kind is not None:

@@ -72,7 +72,7 @@ class Member(NamedTuple):
     def read(self, raw: bool) -> NumpyArray:
         """Return the array in row-major order and this machine's byte order, as operators take it.
 
-        One of a `.npy` file that has both is mapped, not read. raw: as in `dtype`.
+        One of a `.npy` file that has both is mapped, not read. raw: two-byte elements are bfloat16.
         """
         with reading(self.file):
             stored = self.unread.map()

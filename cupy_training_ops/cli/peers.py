@@ -18,8 +18,8 @@ from ..dtypes import FLOAT32, FLOAT64, HostArray, dtype_name
 from .errors import Failure
 from .trial import Refusal, Subject, Trial
 
-Packs = Callable[[ModuleType, HostArray], bytes]
-Unpacks = Callable[[ModuleType, bytes, HostArray], HostArray]  # into an array like the last one
+Packs = Callable[[ModuleType, HostArray], bytes]  # (library, array)
+Unpacks = Callable[[ModuleType, bytes, HostArray], HostArray]  # the last: has shape and dtype
 
 
 @dataclass(frozen=True)

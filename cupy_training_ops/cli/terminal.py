@@ -118,7 +118,7 @@ def progress_bar(length: int, label: str) -> Iterator[Callable[[int], None]]:
     The bar is shown after DELAY_S, if stderr is a terminal.
     """
     with contextlib.ExitStack() as bars:
-        start, waiting, bar = time.monotonic(), 0, None
+        start, waiting, bar = time.monotonic(), 0, None  # waiting: steps not shown yet
 
         def advance(steps: int) -> None:
             nonlocal waiting, bar

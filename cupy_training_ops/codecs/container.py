@@ -58,9 +58,11 @@ def write(
     arrays: Mapping[str, NumpyArray],
     sync: bool = True,
 ) -> None:
-    """Write a file for `load`; header: a dictionary that JSON can express; arrays: by name.
+    """Write a .npz file for `load`; a path or a stream.
 
-    A path is replaced atomically, with `sync` also if the machine crashes. Raises OSError.
+    header: a dictionary that JSON can express, to which name and version of `kind` are added.
+    arrays: by the name of their member. A path is replaced atomically, with `sync` also if the
+    machine crashes. Raises OSError.
     """
     text = json.dumps({"format": kind.name, "version": kind.version, **header})
     with _writable(file, kind, sync) as stream:

@@ -239,7 +239,8 @@ def _sign_test(x: Float64s, y: Float64s) -> Mask:
 
 
 def _within_rounding(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
-    """|y - x| <= max(relative * |x|, absolute); y = sign(x) infinity if |x| >= infinite_from."""
+    """Return where |y - x| <= max(relative * |x|, absolute), or y = sign(x) infinity for
+    |x| >= infinite_from, or both are NaN."""
     size = np.abs(x)
     allowed = np.maximum(rounding.relative * size, rounding.absolute)
     right: Mask = np.abs(y - x) <= allowed
@@ -257,10 +258,10 @@ def _is_same(x: Float64s, y: Float64s) -> Mask:
 
 
 def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Mask:
-    """Return where |y - x| <= max(relative * |x|, absolute * 2^s).
+    """Return where |y - x| <= max(relative * |x|, absolute * 2^s), s shared by BLOCK numbers.
 
-    2^s: the smallest power of two by which the block's largest finite number divided is at most
-    bound.largest. largest: the decoded type's, beyond which a number may be rounded to infinity.
+    s: the least integer with largest finite |x| of the block / 2^s <= bound.largest. largest: of
+    the decoded type, beyond which a number may be rounded to infinity.
     """
     size, finite = np.abs(x), np.isfinite(x)
     blocks = np.pad(np.where(finite, size, 0), (0, -x.size % BLOCK)).reshape(-1, BLOCK)
@@ -280,9 +281,9 @@ def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Ma
 def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) -> Mask:
     """Return where |y - x| <= 0.51 * scale, but for the rounding of y to its type.
 
-    scale: the block's largest |x| / 127, or / 126 beside infinity and NaN, as bfloat16. signed: y
-    has the sign of x, so it may be off by a whole scale where |x| < scale / 2. of_type: finfo of
-    the decoded type.
+    scale: largest |x| of a block of INT8_BLOCK numbers / 127, or / 126 beside infinity and NaN, as
+    bfloat16. signed: y has the sign of x, so it may be off by a whole scale where |x| < scale / 2.
+    of_type: finfo of the decoded type.
     """
     blocks = np.pad(np.abs(x), (0, -x.size % INT8_BLOCK)).reshape(-1, INT8_BLOCK).astype(FLOAT32)
     finite = np.isfinite(blocks)

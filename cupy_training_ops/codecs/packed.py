@@ -43,7 +43,7 @@ class Packed(Summary, Generic[ArrayT]):
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Adopt the code as NumPy's or CuPy's array, unless it is a tensor; check that all fits."""
+        """Check that all fits; make `code` a NumPy or CuPy array, unless it is a PyTorch tensor."""
         code: Array = arguments.adopt("Packed", "code", self.code)
         if code is None:
             refuse("Packed", "code", "a NumPy or CuPy array", "None")

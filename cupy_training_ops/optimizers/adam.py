@@ -75,9 +75,12 @@ class SGD(Optimizer):
         low_precision: ArraysOrNone | None = None,
         rounding_seed: int | None = None,
     ) -> None:
-        """Check the rates; SGDStep makes the steps, or with momentum MomentumStep, from momenta 0.
+        """Check the arguments; choose the operator of a step, with momentum MomentumStep.
 
-        Arguments: see the class.
+        parameters: list of arrays, updated in place. lr: a number, or an array of one element,
+        which each step reads. momentum to maximize: as in PyTorch's SGD. names: texts that name the
+        parameters in a state. low_precision: for each parameter a float16 or bfloat16 copy to write
+        too, or None. rounding_seed: rounds bfloat16 parameters at random.
         """
         momentum = check_number("SGD", "momentum", not_negative, momentum)
         dampening = check_number("SGD", "dampening", finite, dampening)
@@ -150,9 +153,13 @@ class Adam(Optimizer):
         moment_dtype: DTypeLike | None = None,
         rounding_seed: int | None = None,
     ) -> None:
-        """Check the rates; AdamStep makes the steps, or with amsgrad AMSGradStep, from moments 0.
+        """Check the arguments; choose the operator of a step, with amsgrad AMSGradStep.
 
-        Arguments: see the class.
+        parameters: list of arrays, updated in place. lr: a number, or an array of one element,
+        which each step reads. betas to maximize: as in PyTorch's Adam, whose eps is epsilon. names:
+        texts that name the parameters in a state. low_precision: for each parameter a float16 or
+        bfloat16 copy to write too, or None. moment_dtype: None for float32 (float64).
+        rounding_seed: rounds bfloat16 parameters at random.
         """
         alpha, beta = check_betas("Adam", betas)
         op = (AMSGradStep if amsgrad else AdamStep)(
@@ -240,10 +247,14 @@ class AdamW(Optimizer):
         maximize: bool = False,
         rounding_seed: int | None = None,
     ) -> None:
-        """Check the rates, and choose the operator of steps; the moments begin at 0.
+        """Check the arguments; choose the operator of a step, with `state` AdamWCodedStep.
 
-        The operator is AdamWStep, with amsgrad AMSGradWStep, with `state` AdamWCodedStep. With a
-        group `sharded.AdamW.__init__` is called instead: see `__new__`. Arguments: see the class.
+        parameters: list of arrays, updated in place. lr: a number, or an array of one element,
+        which each step reads. betas, epsilon (eps there), weight_decay, amsgrad, maximize: as in
+        PyTorch's AdamW. names: texts that name the parameters in a state. low_precision: for each
+        parameter a float16 or bfloat16 copy to write too, or None. moment_dtype: None for float32
+        (float64). state: moments of 8 or 4 bits each. group: None here, as `__new__` makes another
+        class with one. rounding_seed: rounds bfloat16 parameters at random.
         """
         if group is not None:
             refuse(type(self).__name__, "group", "None, for a class of your own", shown(group))
@@ -318,9 +329,13 @@ class Lamb(Optimizer):
         low_precision: ArraysOrNone | None = None,
         moment_dtype: DTypeLike | None = None,
     ) -> None:
-        """Check the rates, which each LambStep has as its attributes; the moments begin at 0.
+        """Check the arguments; store the rates for `_operator`, which makes a step's LambStep.
 
-        Arguments: see the class.
+        parameters: list of arrays, updated in place. lr: a number, or an array of one element,
+        which each step reads. betas, epsilon, weight_decay: as in AdamW. ratio_limits: (least,
+        greatest) factor |p| / |d| of a parameter's step. names: texts that name the parameters in a
+        state. low_precision: for each parameter a float16 or bfloat16 copy to write too, or None.
+        moment_dtype: None for float32 (float64).
         """
         alpha, beta = check_betas("Lamb", betas)
         weight_decay = check_number("Lamb", "weight_decay", finite, weight_decay)

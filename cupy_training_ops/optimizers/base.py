@@ -81,7 +81,10 @@ class Step(NamedTuple):
     updates: Sequence[CheckedCall]  # each of parameters with one count of steps
 
     def has(self, variant: object, given: Arrays) -> bool:
-        """Return True if these calls are right for a step with these arguments (see _GIVEN)."""
+        """Return True if these calls can make a step with other arguments.
+
+        variant: `_variant` for its max_norm. given: its (gradients, lr, loss_scale, max_norm).
+        """
         return self.known is not None and variant == self.variant and self.known.has(given)
 
     @property
@@ -90,9 +93,10 @@ class Step(NamedTuple):
         return all(call.over_tensors for call in self.updates)
 
     def launch(self, given: Arrays, whole: Whole) -> None:
-        """Launch the norm, then all updates, with the numbers in `given` (see _GIVEN).
+        """Launch the norm, then all updates, with the numbers in `given`.
 
-        whole: marks the optimizer as torn while only some updates are launched.
+        given: (gradients, lr, loss_scale, max_norm). whole: is marked as torn while only some of
+        the updates are launched.
         """
         if self.norm is not None:
             self.norm()
@@ -103,15 +107,18 @@ class Step(NamedTuple):
 
 
 def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:
-    """Return {"lr": ..., ...}: the arguments of a step (see _GIVEN) that a call may change."""
+    """Return {"lr": ..., ...}: the numbers of a step that a call replaces.
+
+    given: (gradients, lr, loss_scale, max_norm).
+    """
     return {name: given[_AT[name]] for name in call.changing}
 
 
 def known_of(backend: Backend, gradients: Arrays) -> SameArrays | None:
-    """Return a record of a step's arguments (see _GIVEN), to compare with the next step's.
+    """Return a record of a step's arguments, to compare with the next step's.
 
-    Arrays are the same if they are the same objects; numbers may differ. None if arguments of this
-    kind cannot be compared.
+    gradients: (gradients, lr, loss_scale, max_norm) of the step. Arrays are the same if they are
+    the same objects; numbers may differ. None if arguments of this kind cannot be compared.
     """
     return SameArrays.of(backend, _DECLARED, _READERS, gradients, by_memory=True)
 
@@ -143,11 +150,13 @@ class Optimizer:
         moment_dtype: object = None,
         codes: Codes | None = None,
     ) -> None:
-        """Check arguments; allocate the moments, which are 0, and the counts.
+        """Check arguments; allocate the moments, which are 0, and the counts of steps.
 
-        op: the operator of a step. codes: how moments are stored as codes of few bits; None: as
-        numbers of moment_dtype, by default float32 (float64 for float64 parameters). The others:
-        see SGD.
+        op: the operator of a step. parameters: list of arrays, updated in place. lr: a number, or
+        an array of one element, which each step reads. names: of the parameters in a state, or None
+        for "0", "1", ... low_precision: for each parameter a copy of 16 bits to write too, or None.
+        codes: storage of moments as codes of few bits; None: as numbers of moment_dtype, by default
+        float32 (float64 for float64 parameters).
         """
         self._op = op
         refuse_mixed(type(self).__name__, CLOSED, (parameters, low_precision), ())
@@ -176,7 +185,8 @@ class Optimizer:
         """Sort the operator's inputs by who has them, and forget all prepared calls.
 
         _lists: by input, one array for each parameter, or None. _own: by input, one array of this
-        optimizer. _open_inputs: names of inputs that are arguments of `step`.
+        optimizer. _open_inputs: names of inputs that are arguments of `step`. _outputs: names of
+        outputs that an update writes.
         """
         declared = [item.name for item in self._op.inputs]
         own = {"gradient_norm": self.gradient_norm, "is_finite": self.is_finite}
@@ -226,7 +236,7 @@ class Optimizer:
         self._place()
 
     def _adopt_again(self) -> None:
-        """Adopt parameters and copies where they are now."""
+        """Take the caller's arrays anew, as a tensor may have got other memory; forget calls."""
         given = self._given_copies
         self._natively = are_native(CLOSED, (self.parameters, given), ())
         self._weights = self._adopt("parameters", self.parameters)
@@ -433,7 +443,7 @@ class Optimizer:
     ) -> tuple[CheckedCall, list[CheckedCall]]:
         """Return (the call that measures the norm of all gradients, an update for each part).
 
-        gradients: by the place of their parameter. given: as in `_make_step`.
+        gradients: by the place of their parameter. given: (gradients, lr, loss_scale, max_norm).
         """
         norm = self._norm().checked(gradients=list(gradients.values()))
         return norm, [
@@ -446,9 +456,9 @@ class Optimizer:
     ) -> CheckedCall:
         """Return the update of a part's parameters, after all checks.
 
-        gradients: one for each of these parameters, none of them None. given: as in `_make_step`;
-        its gradients are not read. is_told: the update reads gradient_norm, which another call
-        wrote, and does not measure it itself.
+        gradients: one for each of these parameters, none of them None. given: (unread, lr,
+        loss_scale, max_norm). is_told: the update reads gradient_norm, which another call wrote,
+        and does not measure it itself.
         """
         named = dict(zip(_GIVEN, (gradients, *given[1:]), strict=True))
         call = self._open(part, given[-1], is_told)
@@ -466,8 +476,8 @@ class Optimizer:
     def _open(self, part: Part, max_norm: Any, is_told: bool) -> OpenCall:
         """Return the cached call that updates a part's parameters, or make it.
 
-        Gradients and numbers of a step are left open: they are passed to `checked`. is_told: as in
-        `_update_call`.
+        Gradients and numbers of a step are left open: they are passed to `checked`. is_told:
+        another call writes gradient_norm, which the update reads.
         """
         key = part.places, id(part.count), part.counts, is_told, self._variant(max_norm)
         call = self._bound.get(key)

@@ -68,8 +68,12 @@ class GradientBuckets:
         megabytes: float = 100.0,
         optimizer: AdamW | None = None,
     ) -> None:
-        """Check arguments, record the parameters' shapes, and form buckets from the last to the
-        first parameter. Arguments: see the class."""
+        """Check arguments, and form buckets of the parameters, the last parameter's first.
+
+        parameters: list of arrays with the shapes and dtypes of the gradients. group: the ranks.
+        megabytes: largest bucket, in 10^6 bytes. optimizer: an AdamW over this group, if it takes
+        the means: then each rank averages only its own part.
+        """
         _check(parameters, group, megabytes, optimizer)
         assert optimizer is None or isinstance(optimizer, ShardedAdamW)
         self.group, self._optimizer = group, optimizer

@@ -190,9 +190,9 @@ class _OfParts(_InPlace):
         yield self._tail(x.size - n * part, x.dtype, self.split.tails[i]), i, tail, tail
 
     def _each(self, size: int, dtype: Dtype, own: int) -> tuple[queue.Row, int, int]:
-        """Return (call for the equal parts, source, target), the latter two as in `_calls`.
+        """Return (call for the equal parts, source, target): bytes at which it reads and writes.
 
-        size: elements of a part. own: bytes at which this rank's part begins.
+        size: elements of a part. own: bytes from the array's start to this rank's part.
         """
         raise NotImplementedError
 

@@ -165,7 +165,8 @@ class Own(Optimizer):
     counts = False  # `AdamW` below counts, and passes each update its count
 
     def _outputs_of(self, places: Places) -> list[str]:
-        """Return names of the outputs of an update; without "new_T", the step, for most."""
+        """Return names of the outputs of an update; "new_T", the new count of steps, is one of them
+        if the padding is among these parameters."""
         counts = places[-1] == self._every[-1]
         return [name for name in self._outputs if counts or name != "new_T"]
 
@@ -197,7 +198,12 @@ class AdamW(adam.AdamW):
     ) -> None:
         """Check arguments, divide the parameters among ranks, and compare with the other ranks.
 
-        Arguments: see the class without a group; state, amsgrad and rounding_seed are refused here.
+        parameters: list of arrays, the same on all ranks, updated in place. lr: a number, or an
+        array of one element, which each step reads. betas, epsilon (eps there), weight_decay,
+        maximize: as in PyTorch's AdamW. names: texts that name the parameters in a state.
+        low_precision: for each parameter a copy of 16 bits to write too, or None. moment_dtype:
+        None for float32 (float64). group: the ranks. state, amsgrad and rounding_seed are refused
+        here.
         """
         if not isinstance(group, ProcessGroup):
             refuse("AdamW", "group", "a ProcessGroup", shown(group))
@@ -237,7 +243,7 @@ class AdamW(adam.AdamW):
     _natively = False  # tensors are converted to CuPy arrays
 
     def _take_arrays(self) -> None:
-        """Adopt the caller's parameters and copies at the addresses that they have now."""
+        """Take the caller's parameters and copies as NumPy or CuPy arrays over their memory."""
         self._weights = self._adopt("parameters", self.parameters)
         self._are_tensors = all(map(is_tensor, self.parameters))
         copies = self._given_copies
@@ -277,7 +283,7 @@ class AdamW(adam.AdamW):
         self.group.exchange("AdamW", self.group.everyone, text)
 
     def _adopt_again(self) -> None:
-        """Adopt parameters and copies where they are now, here and in `_inner`."""
+        """Take the caller's arrays anew, here and in `_inner`, as tensors may have moved."""
         self._last_cut = None
         self._take_arrays()
         weights, self._inner._given_copies = self._own_parts()

@@ -192,7 +192,7 @@ class Counts:
     of only some of them."""
 
     def __init__(self, like: Any, n_parameters: int) -> None:
-        """like: an array on the device of the counts."""
+        """Begin with step 1 for all parameters; like: an array on the device of the counts."""
         self._n_parameters = n_parameters
         self._parts = [Part(tuple(range(n_parameters)), zeros(like, (), INT64))]
         overwrite(self._parts[0].count, np.array(1))

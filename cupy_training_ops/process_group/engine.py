@@ -82,7 +82,8 @@ def disagreement(ranks: Sequence[int], texts: Sequence[str]) -> str:
 
 
 def _difference(mine: str, theirs: str) -> tuple[str, str]:
-    """Return of each description the call, and the first array in which they differ."""
+    """Return of each description the call and the first array that differs, or the call alone:
+    "AllReduce of 2 arrays, number 0 float32 (3,)"."""
     a, b = mine.split(SEPARATOR), theirs.split(SEPARATOR)
     place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
     if place == 0:
