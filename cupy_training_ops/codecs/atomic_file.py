@@ -54,7 +54,8 @@ def atomic_write(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
 def write_together(files: Mapping[Path, Iterable[Any]], sync: bool = True) -> None:
     """Write several files, all of them before any is replaced; the last is replaced first.
 
-    files: for each path the parts of its new content, bytes-like objects. sync: as `atomic_write`.
+    files: for each path the parts of its new content, bytes-like objects. sync: fsync each file
+    before it replaces another.
     """
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(atomic_write(path, sync)) for path in files]

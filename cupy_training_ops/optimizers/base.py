@@ -363,7 +363,7 @@ class Optimizer:
         return None
 
     def _outputs_of(self, places: Places) -> list[str]:
-        """Return names of the outputs that an update of the parameters at these places writes."""
+        """Return names of the outputs that an update writes; places: indices of its parameters."""
         return self._outputs
 
     # ---- steps -----------------------------------------------------------------------------------
@@ -443,7 +443,7 @@ class Optimizer:
     ) -> tuple[CheckedCall, list[CheckedCall]]:
         """Return (the call that measures the norm of all gradients, an update for each part).
 
-        gradients: by the place of their parameter. given: (gradients, lr, loss_scale, max_norm).
+        gradients: by the index of their parameter. given: (gradients, lr, loss_scale, max_norm).
         """
         norm = self._norm().checked(gradients=list(gradients.values()))
         return norm, [
@@ -515,7 +515,7 @@ class Optimizer:
         return call
 
     def _with_gradients(self, gradients: Sequence[Any]) -> tuple[Places, Sequence[Any]]:
-        """Return (places of the gradients that are not None, these gradients as arrays).
+        """Return (indices of the gradients that are not None, these gradients as arrays).
 
         gradients: one or None for each parameter; a list of another length is refused.
         """

@@ -140,9 +140,9 @@ class GradientBuckets:
     # ---- the order -------------------------------------------------------------------------------
 
     def _arrange(self, order: Sequence[int]) -> None:
-        """Divide the parameters' places into buckets of at most `megabytes`, and begin a step.
+        """Divide the parameters into buckets of at most `megabytes`, and begin a step.
 
-        order: all places; neighbours in it share a bucket, and the first bucket is sent first.
+        order: indices of all parameters; neighbours share a bucket, the first is sent first.
         The last bucket is sent when the backward pass is over, so it is small (_LAST); each one
         before it has up to twice the size of the next.
         """
@@ -169,7 +169,7 @@ class GradientBuckets:
     def _follow(self, order: list[int]) -> None:
         """After the first step, arrange buckets by the order of rank 0's gradients.
 
-        order: places in the order in which this rank's gradients became ready.
+        order: indices of parameters, as this rank's gradients became ready.
         """
         if not self._is_ordered:
             self._is_ordered = True
@@ -246,11 +246,11 @@ class GradientBuckets:
             self._streams.join(self._streams.current(), self._streams.mark())
 
     def _operator(self, places: Places) -> Any:
-        """Return the cached operator that averages the gradients of these parameters, or make it.
+        """Return the cached operator that averages gradients, or make it.
 
-        With an optimizer each rank gets the means of its own part of the elements alone.
-        Parameters without gradients vary by step; a full cache is emptied, and with it the prepared
-        exchanges of its operators.
+        places: indices of their parameters, which vary by step. With an optimizer each rank gets
+        the means of its own part of the elements alone. A full cache is emptied, and with it the
+        prepared exchanges of its operators.
         """
         operator = self._ops.get(places)
         if operator is None:

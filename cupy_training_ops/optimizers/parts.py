@@ -154,6 +154,7 @@ class _InPlace(Collective):
         return (tuple(Spec(x.shape, x.dtype) for x in xs),)
 
     def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
+        """Plan one step that queues all of NCCL's calls; none for a rank alone."""
         if not self.reaches_others:
             return Plan(())
         return Plan((Work("call", (self.calls(xs), table(xs), table(ys))),))
@@ -245,7 +246,10 @@ class GatheredParts(_OfParts):
 
 
 class MeanOfAll(_InPlace):
-    """Replace each array by its mean over ranks, on all of them; places: their parameters."""
+    """Replace each array by its mean over ranks, on all of them.
+
+    places: index of each array's parameter, for messages.
+    """
 
     name = "GradientBuckets"
     inputs = (_list("gradients", mixed=True),)

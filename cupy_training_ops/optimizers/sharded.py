@@ -81,7 +81,10 @@ class Share(Layout):
         return [(names[i], a, b) for i, a, b in self.split.pieces(self.rank, sizes)]
 
     def check_numbers(self, state: State) -> None:
-        """Refuse also a share of another rank, or of another number of ranks."""
+        """Refuse a dictionary of the entries that are no arrays if these do not fit.
+
+        A share of another rank, or of another number of ranks, does not.
+        """
         super().check_numbers(state)
         got, expected = (state["rank"], state["ranks"]), (self.rank, self.split.n_ranks)
         if got != expected:
@@ -329,7 +332,7 @@ class AdamW(adam.AdamW):
     def _update(
         self, places: Places, gradients: list[Any], numbers: Arrays, are_means: bool
     ) -> None:
-        """Make the step of the parameters at these places: whole, or the group ends.
+        """Make the step of the parameters with these indices: whole, or the group ends.
 
         gradients: one for each of these parameters. numbers: (lr, loss_scale, max_norm). are_means:
         this rank's parts of the gradients are means over ranks already.
@@ -403,8 +406,8 @@ class AdamW(adam.AdamW):
     def _prepare(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut:
         """Check the arguments of a step and prepare its updates.
 
-        gradients: one for each of the parameters at these places. numbers: (lr, loss_scale,
-        max_norm).
+        places: indices of the parameters that have gradients. gradients: one for each of these.
+        numbers: (lr, loss_scale, max_norm).
         """
         self._check_shapes("gradients", places, gradients)
         arrays, padding = dict(zip(places, gradients, strict=True)), self._no_gradient(gradients)
@@ -424,8 +427,9 @@ class AdamW(adam.AdamW):
     ) -> list[CheckedCall]:
         """Return the updates of a turn: one for each count of steps that its parameters have.
 
-        places: the turn's parameters. counts: parts of all parameters with gradients, each with its
-        count. gradients: for each of this rank's pieces its gradient, or None; the padding's last.
+        places: indices of the turn's parameters. counts: parts of all parameters with gradients,
+        each with its count. gradients: for each of this rank's pieces its gradient, or None; the
+        padding's last.
         """
         updates = []
         for part in counts:
@@ -442,12 +446,15 @@ class AdamW(adam.AdamW):
     def means_of(self, places: Places) -> MeanOfParts:
         """Return the operator that puts the means over ranks into this rank's parts of gradients.
 
-        places: of the parameters that have gradients.
+        places: indices of the parameters that have gradients.
         """
         return self._operators(places)[0]
 
     def _operators(self, places: Places) -> tuple[MeanOfParts, Turns]:
-        """Return (operator of `means_of`, turns) of a step with gradients of these parameters."""
+        """Return (operator, turns) of a step with gradients of the parameters with these indices.
+
+        operator: puts means over ranks into this rank's parts of gradients. turns: see Turns.
+        """
         operators = self._ops.get(places)
         if operators is None:
             means = MeanOfParts(group=self.group, split=self._split.among(places))
@@ -460,12 +467,15 @@ class AdamW(adam.AdamW):
         return operators
 
     def _gathering(self, places: Places) -> GatheredParts:
-        """Return the operator that gathers these parameters, then their copies, on all ranks."""
+        """Return the operator that gathers parameters, then their copies, on all ranks.
+
+        places: indices of the parameters.
+        """
         split = self._split.among((*places, *self._copies_of(places)[0]))
         return GatheredParts(group=self.group, split=split)
 
     def _copies_of(self, places: Places) -> tuple[list[int], list[Any]]:
-        """Return (places of these parameters that have low_precision copies, the copies)."""
+        """Return (indices among `places` of parameters with low_precision copies, the copies)."""
         copies = self._copies or ()
         copied = [i for i in places if copies and copies[i] is not None]
         return copied, [copies[i] for i in copied]

@@ -198,7 +198,7 @@ class Counts:
         overwrite(self._parts[0].count, np.array(1))
 
     def of(self, places: Places) -> list[Part]:
-        """Return parts that hold exactly the parameters at these places.
+        """Return parts that hold exactly the parameters with these indices.
 
         A part that has other parameters, too, is divided for good, and its count copied.
         """
