@@ -99,7 +99,7 @@ class _Rank:
         shared: environment variables that are the same for all ranks.
         """
         descriptors = [str(sock.fileno()) for _, sock in sorted(sockets.items())]
-        descriptors.insert(rank, "")
+        descriptors.insert(rank, "")  # so that they are by rank
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), SOCKETS: ",".join(descriptors)}
         self.process = subprocess.Popen(
             command,

@@ -105,7 +105,7 @@ class Norm:
         """Add magnitudes, a flat array of numbers of at least 0."""
         largest = max(self.largest, float(sizes.max(initial=0)))
         if largest:
-            self.squares *= (self.largest / largest) ** 2
+            self.squares *= (self.largest / largest) ** 2  # relative to the new largest
             if 2.0**-400 < largest < 2.0**400:  # squares neither overflow nor vanish
                 self.squares += float(np.einsum("i,i->", sizes, sizes)) / largest**2
             else:
@@ -426,6 +426,6 @@ def _cosine(signal: Norm, decoded: Norm, noise: Norm) -> float | None:
     """
     if not signal.largest or not decoded.largest:
         return None
-    side, opposite = decoded.over(signal), noise.over(signal)
+    side, opposite = decoded.over(signal), noise.over(signal)  # |y| / |x|, |y - x| / |x|
     cosine = (1 + side * side - opposite * opposite) / (2 * side) if side else math.nan
     return max(-1.0, min(1.0, cosine)) if math.isfinite(cosine) else None

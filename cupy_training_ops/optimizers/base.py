@@ -490,6 +490,7 @@ class Optimizer:
             op, left = self._operator(max_norm), dict.fromkeys(self._open_inputs, ...)
             if self._form.name and not self._form.is_coded(self._weights[part.places[0]]):
                 op = uncoded(op)
+            # Without the norm: AdamWUpdate in place of AdamWStep.
             op = type(op).update(**op.attribute_values) if is_told else op  # type: ignore[attr-defined]
             outputs = self._outputs_of(part.places)
             outputs = outputs if part.counts else [name for name in outputs if name != "new_T"]

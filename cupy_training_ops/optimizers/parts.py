@@ -103,7 +103,8 @@ class Split(NamedTuple):
         return self._replace(places=tuple(places), tails=tails)
 
     def part(self, size: int) -> int:
-        """Return the elements of each rank's part of an array of `size` elements; no tail."""
+        """Return the elements of each rank's part of an array of `size` elements, without the tail:
+        the largest multiple of `block` that all ranks can have."""
         return size // (self.n_ranks * self.block) * self.block
 
     def pieces(self, rank: int, sizes: Sequence[int]) -> Iterator[Piece]:

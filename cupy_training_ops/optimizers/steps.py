@@ -210,6 +210,7 @@ class WithRates(Update):
         specs: of the inputs; the last are those of the rates, values that each call fills in.
         """
         n = len(self.inputs) - len(self.rates)
+        # The kernels' argument becomes a value that each call computes from its rates.
         first, *others = specs[n : n + len(self.rates)]
         layout = self.rule().dtype  # type: ignore[attr-defined]
         rule = replace(first.then(functools.lru_cache(64)(self.rule), *others), struct=layout)  # type: ignore[attr-defined]

@@ -65,6 +65,7 @@ class Channel:
         node = comm.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_rank, size = node.Get_rank(), node.Get_size()
         node.Free()
+        # None if nodes have different numbers of ranks.
         self.local_size = size if set(comm.allgather(size)) == {size} else None
 
 

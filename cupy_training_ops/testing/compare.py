@@ -82,7 +82,7 @@ def assert_sums_match(actual: HostArray, expected: HostArray, magnitudes: HostAr
 def _excess(
     actual: HostArray, expected: HostArray, allowed: float, slack: HostArray | float
 ) -> HostArray:
-    """Return for each element 0 if it matches, else its distance, above 0 and finite.
+    """Return for each element 0 if it matches, else its distance from `expected`, above 0.
 
     allowed, slack: `tolerance` and `slack` of assert_matches. Integers and bool: 1 for unequal.
     """

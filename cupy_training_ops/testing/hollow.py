@@ -32,7 +32,7 @@ Grid = tuple[int, ...]
 Queued = tuple[str, tuple[object, ...]]  # name of a kernel or of other work, and its arguments
 
 ALIGNMENT = 512  # bytes
-_addresses = itertools.count(2**40, 2**36)
+_addresses = itertools.count(2**40, 2**36)  # of arrays, 64 GiB apart
 
 
 def hollow(shape: tuple[int, ...], dtype: DTypeLike, offset: int = 0) -> cupy.ndarray:
