@@ -43,7 +43,7 @@ class Course(NamedTuple):
     """A model, and a batch for each step of a seed."""
 
     make: Callable[[], nn.Module]
-    batches: Callable[[int, int, torch.device], list[Batch]]
+    batches: Callable[[int, int, torch.device], list[Batch]]  # (seed, number of steps, device)
 
 
 def chains(n: int, length: int, classes: int) -> Callable[[int, int, torch.device], list[Batch]]:
@@ -91,7 +91,7 @@ def noisy(n: int, side: int, classes: int) -> Callable[[int, int, torch.device],
 
 
 def courses(tiny: bool) -> dict[str, Course]:
-    """Three kinds of models."""
+    """Return three models with their data, by name; tiny: small ones."""
     depth, width, n_heads, hidden, classes, n, length = (
         (1, 32, 2, 64, 16, 2, 32) if tiny else (4, 512, 8, 1408, 256, 16, 512)
     )
@@ -113,7 +113,7 @@ def courses(tiny: bool) -> dict[str, Course]:
 
 
 class Trained:
-    """One model, compiled once and trained from several starts."""
+    """One model, compiled once and trained from several starts; options: of torch.compile."""
 
     def __init__(self, course: Course, options: Any, device: torch.device) -> None:
         self.course, self.options, self.device = course, options, device
@@ -122,7 +122,7 @@ class Trained:
         self.loss = torch.compile(self._loss, options=options)
 
     def losses(self, seed: int, steps: int) -> list[float]:
-        """Losses of a start."""
+        """Train from the weights and data of a seed; return the loss of each step."""
         torch.manual_seed(seed)
         with self.device:
             start = self.course.make()
@@ -139,7 +139,7 @@ class Trained:
         return torch.stack(results).tolist()
 
     def coded(self) -> int:
-        """Bytes, as they were, of what a step encodes."""
+        """Return the bytes, before encoding, of the activations that a step encodes."""
         return coded_bytes({"coded": self.options.report()}) or 0
 
     def _loss(self, x: Tensor, target: Tensor) -> Tensor:
@@ -147,7 +147,11 @@ class Trained:
 
 
 def row(model: str, losses: dict[str, list[list[float]]], coded: int) -> list[str]:
-    """Ends of both, their largest distance, and how far seeds are apart."""
+    """Return cells: final losses of both ways by seed, their largest distance, that of the seeds,
+    and MB of encoded activations.
+
+    losses: by way, then seed, those of each step. coded: bytes.
+    """
     plain, codes = ([end(each) for each in losses[name]] for name in WAYS)
     off = max(abs(a - b) for a, b in zip(plain, codes, strict=True))
     ends = (", ".join(f"{each:.4f}" for each in results) for results in (plain, codes))
@@ -155,7 +159,7 @@ def row(model: str, losses: dict[str, list[list[float]]], coded: int) -> list[st
 
 
 def end(losses: list[float]) -> float:
-    """The mean of the last sixth."""
+    """Return the mean of the last sixth of losses."""
     return statistics.fmean(losses[-max(len(losses) // 6, 1) :])
 
 

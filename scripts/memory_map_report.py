@@ -30,7 +30,10 @@ Panels = dict[str, dict[str, Line]]  # rows by model and way
 
 
 def read(files: Sequence[Path]) -> tuple[list[Line], Panels]:
-    """Machines, and rows with the distance of their gradients and their relative time."""
+    """Return (lines about machines, {model: {way: row}}) of result files.
+
+    A row gets "gradients", (median, worst) error, and "ratio", its time over that of CONTROL.
+    """
     abouts: list[Line] = []
     commands: list[Panels] = []
     for line in (json.loads(each) for file in files for each in file.read_text().splitlines()):
@@ -72,7 +75,7 @@ def ordered(rows: dict[str, Line]) -> list[Line]:
 
 
 def panel_table(rows: dict[str, Line]) -> str:
-    """A panel's name, and rows of Markdown."""
+    """Return a model's label and a table of its rows."""
     columns = ("way", "peak GB", "held GB", "ms, least (median)", "of compiled", "coded GB")
     columns += ("first call s", "gradients off, median, worst")
     label = next(iter(rows.values()))["label"]
@@ -95,7 +98,7 @@ def _cells(row: Line) -> Sequence[str]:
 
 
 def coded_bytes(row: Line) -> int | None:
-    """Bytes, as they were before, of what waits as codes."""
+    """Return the bytes, before encoding, of activations that wait as codes; None without codes."""
     said = row.get("coded")
     if said is None:
         return None
@@ -103,9 +106,10 @@ def coded_bytes(row: Line) -> int | None:
 
 
 def comparison(panels: Panels) -> str:
-    """For each compiled way of PyTorch's that pays time: codes that come closest to both.
+    """Return a table: for each compiled way of PyTorch's that costs time, the closest way of ours.
 
-    Codes count that hold a quarter of plain's bytes as codes.
+    Closest in peak and time. Ways of ours that encode less than a quarter of what the control holds
+    do not count.
     """
     lines = []
     for rows in panels.values():
@@ -124,7 +128,10 @@ def comparison(panels: Panels) -> str:
 
 
 def shares(panels: Panels) -> str:
-    """Least time of codes, and of PyTorch's compiled ways, that hold a half, or a third."""
+    """Return a table: the quickest way with codes, and PyTorch's quickest compiled way.
+
+    Of those that hold at most a half, then a third, of the control's bytes.
+    """
     lines = []
     for rows in panels.values():
         for share in (2, 3):
@@ -147,12 +154,13 @@ def _is_pytorchs(row: Line) -> bool:
 
 
 def _against(ours: Line, theirs: Line) -> tuple[float, float]:
+    """Return (peak over theirs, time over theirs)."""
     peak = ours["peak_bytes"] / max(theirs["peak_bytes"], 1)
     return peak, ours["ratio"] / theirs["ratio"]
 
 
 def draw(panels: Panels, path: Path, memory: str = "peak") -> None:
-    """Memory against time, a panel a model."""
+    """Draw memory against time, a panel for each model, into a PNG; memory: "peak" or "held"."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -215,13 +223,13 @@ def _panel(axis: Any, rows: dict[str, Line], memory: str) -> None:
 
 
 def short(way: str) -> str:
-    """A way's name without what marker and colour say."""
+    """Return a way's name without words that marker and colour express."""
     said = "eager|converted|checkpointed|compressed|codes|budget|policy"
     return re.sub(rf"{said}|[{{}}\":]", "", way).strip(" ,")
 
 
 def tables(abouts: Sequence[Line], panels: Panels) -> str:
-    """Machines, and a table a panel."""
+    """Return a line about the machines, and a table for each model."""
     where = dict.fromkeys(
         f"{about['gpu']}, PyTorch {about.get('torch')}, {about['date']}, commit {about['commit']}"
         for about in abouts
@@ -230,7 +238,7 @@ def tables(abouts: Sequence[Line], panels: Panels) -> str:
 
 
 def filled(page: str, text: str) -> str:
-    """The page with these tables."""
+    """Return a page with `text` between its marks; ValueError if it has not exactly one pair."""
     place = "(<!-- measured: memory_map -->\n).*?(<!-- end -->)"
     page, n = re.subn(
         place, lambda result: f"{result[1]}{text}\n{result[2]}", page, flags=re.DOTALL
