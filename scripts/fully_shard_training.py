@@ -144,7 +144,7 @@ def _now(device: torch.device) -> float:
 
 
 def off(actual: Measured, expected: Measured) -> float:
-    """Return the norm of the parameters' distance over that of what training changed, of all ranks."""
+    """Return the distance of all ranks' parameters over that which training moved them."""
     squares = [actual.after - expected.after, expected.after - expected.before]
     norms = torch.stack([each.double().square().sum() for each in squares])
     dist.all_reduce(norms)

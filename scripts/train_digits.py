@@ -130,7 +130,7 @@ class Network:
 
 
 def batches(rng: np.random.Generator, n_images: int, n_steps: int) -> Iterator[np.ndarray]:
-    """Yield the indices of n_steps batches, in a new order each epoch; incomplete ones are left out."""
+    """Yield the indices of n_steps full batches, in a new order each epoch."""
     order = np.empty(0, np.int64)
     for _ in range(n_steps):
         if len(order) < BATCH:

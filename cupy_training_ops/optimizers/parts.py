@@ -141,7 +141,7 @@ def _new_list(name: str) -> Output:
 
 
 def as_split(value: object) -> Split:
-    """Convert an operator's attribute: a Split as it is."""
+    """A Split."""
     assert isinstance(value, Split)
     return value
 
