@@ -121,7 +121,10 @@ def benchmark(provider: str, rows: int | None, as_json: bool) -> None:
 
 
 def _title(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[str]:
-    """Yield lines about the machine, the arrays' shape and PyTorch's version."""
+    """Yield lines about the machine, the arrays' shape (rows, CLASSES) and PyTorch's version.
+
+    torch: the module, None if it is not compared with.
+    """
     where = "the NumPy provider beside NumPy's copies: there is no GPU" if xp is np else "a GPU"
     if xp is np and array_library("auto") is not np:
         where = "the NumPy provider beside NumPy's copies"
@@ -154,7 +157,7 @@ def _measured(cases: Any, xp: Any) -> Iterator[Row]:
 def _cases(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[Case]:
     """Yield the copy, then the calls to measure, on float32 arrays of (rows, CLASSES) in `xp`.
 
-    Names are those of `_peers`.
+    torch: the module whose calls of the same names are measured beside, or None.
     """
     rng = np.random.default_rng(0)
     of = {name: function(name) for name in OPERATORS}
@@ -198,7 +201,11 @@ def _cases(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[Case]:
 def _peers(
     torch: ModuleType, x: Any, dy: Any, scale: Any, bias: Any, labels: Any
 ) -> dict[str, Call]:
-    """Return PyTorch's calls by the name of their case, over the memory of these arrays."""
+    """Return PyTorch's calls by the name of their case, over the memory of these arrays.
+
+    x, dy: (rows, CLASSES), an input and the gradient of an output. scale, bias: (CLASSES,) of a
+    normalisation. labels: (rows,) integers.
+    """
     aten, functional = torch.ops.aten, torch.nn.functional
     tx, tdy, tscale, tbias, tlabels = map(torch.from_dlpack, (x, dy, scale, bias, labels))
     y = torch.softmax(tx, -1)

@@ -76,7 +76,7 @@ def _write_npz(stream: IO[bytes], arrays: Arrays, _: Mapping[str, str], advance:
 def _write_safetensors(
     stream: IO[bytes], arrays: Arrays, metadata: Mapping[str, str], advance: Advance
 ) -> None:
-    """Decode arrays into a .safetensors file with these texts; each is decoded as it is written."""
+    """Decode arrays into a .safetensors file, each as it is written; metadata: its texts."""
     entries = []
     for name, item in arrays:
         if isinstance(item, Packed):
@@ -292,7 +292,10 @@ def decode(
 
 
 def _packed(member: Member, coding: Coding) -> Packed:
-    """Read and encode an array, with a progress bar; Failure if the codec does not take it."""
+    """Read an array and encode it by the codec of `coding`, with a progress bar.
+
+    Raises Failure if the codec does not take its type.
+    """
     array = member.read(coding.raw)
     try:
         with progress_bar(array.size, "encoding") as advance:
@@ -326,7 +329,7 @@ def _say_zeros(member: Member, array: NumpyArray) -> None:
 
 
 def _encode(member: Member, out: str, coding: Coding, sync: bool) -> None:
-    """Encode one array into the file `out`, a packed array."""
+    """Encode one array by the codec of `coding` into the file `out`, a packed array."""
     packed = _packed(member, coding)
     with open_out(out, sync) as stream:
         packed.save(stream)
@@ -340,7 +343,7 @@ def _encode(member: Member, out: str, coding: Coding, sync: bool) -> None:
 def _encode_all(
     members: Sequence[Member], out: str, kind: str, coding: Coding, named: bool, sync: bool
 ) -> None:
-    """Encode members into the packed file `out`; kind: its ending.
+    """Encode members by the codec of `coding` into the packed file `out`; kind: its ending.
 
     named: they are those of --name; one that cannot be encoded is refused, not stored as it is.
     """
@@ -377,7 +380,7 @@ def _refuse_types(members: Sequence[Member], coding: Coding) -> None:
 
 
 def _item(member: Member, coding: Coding, named: bool) -> Item:
-    """Return a member encoded, or as it is if the codec does not take it or saves no bytes.
+    """Return a member encoded, or as it is if coding.codec does not take it or saves no bytes.
 
     Says on stderr why it is as it is. named: raise Failure instead, and ignore the bytes.
     """
@@ -395,7 +398,10 @@ def _item(member: Member, coding: Coding, named: bool) -> Item:
 
 
 def _decode(out: str, arrays: Arrays, metadata: Mapping[str, str], form: str, sync: bool) -> None:
-    """Decode arrays into the file `out`, in this format of WRITERS, and say so."""
+    """Decode arrays into the file `out`, and say so.
+
+    metadata: texts for a .safetensors. form: "npy", "npz" or "safetensors".
+    """
     for name, item in arrays:
         _say_raw(out, name, item, form)
     if metadata and form != "safetensors":
@@ -413,7 +419,10 @@ def _decode(out: str, arrays: Arrays, metadata: Mapping[str, str], form: str, sy
 
 
 def _say_raw(out: str, name: str, item: Item, form: str) -> None:
-    """Say on stderr if an array's type is written as raw bytes, as NumPy's files lack it."""
+    """Say on stderr if an array's type is written as raw bytes, as NumPy's files lack it.
+
+    form: "npy", "npz" or "safetensors", which has all types.
+    """
     if form == "safetensors":
         return
     dtype = to_dtype(item.dtype) if isinstance(item, Packed) else item.dtype
@@ -470,7 +479,7 @@ def _select(
 def _is_array(member: Member, coding: Coding, named: bool) -> bool:
     """Return True if a member is an array, which a packed file can hold.
 
-    Else raise Failure if it is one of --name, or say on stderr that it is skipped.
+    Else raise Failure if it is `named`, one of --name, or say on stderr that it is skipped.
     """
     if isinstance(member.unread, Tensor) or member.dtype(coding.raw) is not None:
         return True
@@ -481,7 +490,7 @@ def _is_array(member: Member, coding: Coding, named: bool) -> bool:
 
 
 def _fitting(members: list[Member], coding: Coding) -> list[Member]:
-    """Return the arrays that the codec takes; say on stderr why others are skipped."""
+    """Return the arrays that coding.codec takes; say on stderr why others are skipped."""
     fitting = []
     for member in members:
         reason = why_left_out(member, [get_codec(coding.codec)], coding.raw)
@@ -495,7 +504,7 @@ def _fitting(members: list[Member], coding: Coding) -> list[Member]:
 
 
 def _check_raw(chosen: list[Member], raw: bool) -> None:
-    """Refuse --dtype bfloat16 if no array has raw two-byte elements."""
+    """Refuse --dtype bfloat16 (`raw`) if no array that was chosen has raw two-byte elements."""
     if raw and all(member.dtype(raw) != BFLOAT16 for member in chosen):
         raise Failure(f"--dtype: expected raw two-byte elements, got {chosen[0].dtype(raw)}")
 

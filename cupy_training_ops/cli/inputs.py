@@ -80,7 +80,10 @@ class Member(NamedTuple):
         return array.view(BFLOAT16) if raw and is_raw(array.dtype) else array
 
     def kept(self, raw: bool) -> Kept:
-        """Return the array as an uncoded item of a packed file, also of a type that NumPy lacks."""
+        """Return the array as an uncoded item of a packed file, also of a type that NumPy lacks.
+
+        raw: two-byte elements are bfloat16.
+        """
         if isinstance(self.unread, Tensor):
             return Kept.of_tensor(self.unread)
         return Kept.of_array(self.read(raw))
@@ -141,7 +144,10 @@ def read_packed(file: str) -> Packed | PackedFile:
 
 
 def stem(file: str) -> str:
-    """Return the name of the only array of a `.npy` file: the file's name without its ending."""
+    """Return the name of the only array of a file: the file's name without its ending.
+
+    Of stdin it is NAMELESS.
+    """
     return NAMELESS if file == STREAM else Path(file).stem
 
 
@@ -157,7 +163,7 @@ def select(members: list[Member], names: tuple[str, ...]) -> list[Member]:
 
 
 def check_names(there: list[str], names: tuple[str, ...]) -> None:
-    """Refuse a name that no array has."""
+    """Refuse a name that no array has; there: names of the arrays."""
     for name in names:
         if name not in there:
             raise Failure(unknown("array", name, there, names_hint(there)))

@@ -149,7 +149,10 @@ def _die_with(launcher: int) -> None:
 
 
 def _hand_on(prefix: str, stream: IO[bytes], is_error: bool, over: threading.Event) -> None:
-    """Print the lines of a pipe, each behind `prefix`, to stdout, or stderr with is_error."""
+    """Print the lines of a pipe, each behind `prefix`, to stdout, or stderr with is_error.
+
+    Until the pipe ends, or once `over` is set until nothing more comes.
+    """
     with stream:
         for line in _lines(stream, over):
             text = line.decode("utf-8", "backslashreplace").rstrip("\r\n")
@@ -174,7 +177,8 @@ def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
 
 
 def _wait(started: Sequence[_Rank], seconds: float, is_over: Callable[[Ends], bool]) -> Ends:
-    """Return the statuses of all when all have ended, is_over(statuses) is true, or time is up."""
+    """Wait until all ranks have ended, is_over(statuses) is true, or `seconds` are over; return
+    their statuses."""
     deadline = time.monotonic() + seconds
     while True:
         statuses = [rank.status for rank in started]

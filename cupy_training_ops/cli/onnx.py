@@ -184,7 +184,10 @@ def _list(model: Path, with_table: bool) -> bool:
 
 
 def _kind(node: Node, runner: Runner | None) -> tuple[str, str, str]:
-    """Return (operator, domain, what runs it): "cto.NAME", "NumPy or CuPy", or "-" for nothing."""
+    """Return (operator, domain, what runs it) of a node.
+
+    The latter is "cto.NAME", "NumPy or CuPy", or "-" for no runner.
+    """
     by = "-" if runner is None else "NumPy or CuPy"
     if runner is not None and runner.op is not None:
         by = f"cto.{runner.op.function_name}"
@@ -195,7 +198,7 @@ def _kind(node: Node, runner: Runner | None) -> tuple[str, str, str]:
 
 
 def _train(session: TrainingSession, batches: Iterator[Batch], steps: int) -> None:
-    """Train so many steps, with a progress bar; print losses and the median time of a step."""
+    """Train so many steps of a session; print losses and the median time of a step."""
     losses, times, numbers = [], [], range(1, steps + 1)
     with progress(numbers, "steps", str, steps) as shown:
         for _ in shown:
@@ -235,7 +238,7 @@ def _random_batches(session: TrainingSession, size: int, seed: int) -> Iterator[
 
 
 def _random_input(rng: Any, graph: Graph, item: Value, size: int) -> Any:
-    """Return random numbers for an input; its unknown extents are `size`."""
+    """Return random numbers for the input `item` of a graph; its unknown extents are `size`."""
     shape = tuple(extent if isinstance(extent, int) else size for extent in item.shape or ())
     if item.dtype is not None and item.dtype.kind in "iu":
         return rng.integers(0, _rows(graph, item.name), shape).astype(item.dtype)

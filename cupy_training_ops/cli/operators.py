@@ -72,7 +72,7 @@ def _help_lines(cls: type[Op]) -> Iterator[str]:
 
 
 def _print_json(only: type[Op] | None) -> None:
-    """Print an object for each operator and version, or for one."""
+    """Print a JSON object for each operator and version, or for `only` this one."""
     why_not = {name: why or None for name, why in providers().items()}
     lines = JsonLines("ops", processor(), with_cuda=True, providers=why_not)
     for registered in registrations():
@@ -183,7 +183,7 @@ def _report(outcomes: Sequence[Verified]) -> None:
 
 
 def _verify_samples(name: str, samples: Sequence[Sample], seed: int, xp: Any) -> Verified:
-    """Compare all samples of the operator `name`; xp: CuPy."""
+    """Compare all samples of the operator `name` on GPU and CPU; seed: of inputs. xp: CuPy."""
     outcome = Verified(name)
     for sample in samples:
         failure = mismatch(sample, seed, xp)
@@ -222,7 +222,7 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
 def _targets(op: Op, inputs: Sequence[Any], expected: Any, offset: int, xp: Any) -> tuple[Any, ...]:
     """Return `out=` for results like `expected`: a poisoned array in `xp` for each on the device.
 
-    offset: elements off a 16-byte boundary.
+    inputs: of the call. offset: elements off a 16-byte boundary.
     """
 
     def poisoned_like(array: Any) -> Any:
@@ -269,7 +269,10 @@ def compile_kernels(names: tuple[str, ...], architectures: tuple[str, ...], jobs
 
 
 def _warm(samples: Iterable[Any], attempts: Attempts) -> list[str]:
-    """Compile the samples' kernels for the current GPU into the cache; return error messages."""
+    """Compile the samples' kernels for the current GPU into the cache; return error messages.
+
+    attempts: calls a function for many items, in several processes.
+    """
     cupy = require_gpu()
     compiler.require_writable_cache()
     from ..device.cuda import BACKEND
@@ -283,7 +286,8 @@ def _warm(samples: Iterable[Any], attempts: Attempts) -> list[str]:
 def _check(samples: Iterable[Any], architectures: tuple[str, ...], attempts: Attempts) -> list[str]:
     """Compile the samples' kernels for each architecture, without a GPU; return error messages.
 
-    architectures: numbers such as "90", or "all".
+    architectures: numbers such as "90", or "all". attempts: calls a function for many items, in
+    several processes.
     """
     supported = compiler.supported_architectures()
     listed = list(samples)
@@ -298,7 +302,7 @@ def _check(samples: Iterable[Any], architectures: tuple[str, ...], attempts: Att
 def _failures(
     wanted: list[Module], target: str, attempt: Callable[[list[Module]], Iterable[Outcome]]
 ) -> list[str]:
-    """Compile modules, print a line with their number; return the messages of those that failed.
+    """Compile the `wanted` modules, print a line with their number; return errors' messages.
 
     target: such as "sm_90", for the line. attempt: compiles modules, yields (module, error or None)
     as each is done.

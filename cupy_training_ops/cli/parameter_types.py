@@ -42,7 +42,7 @@ class OperatorName(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return registered names that begin so, or functions' if the first letter is small."""
+        """Return registered names that begin with `incomplete`, functions' for a small letter."""
         operators = OPERATORS if incomplete[:1].islower() else names()
         return _starting(operators, incomplete)
 
@@ -53,7 +53,7 @@ class ArrayName(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return names that begin so, of arrays in those files that can be read.
+        """Return names that begin with `incomplete`, of arrays in those files that can be read.
 
         Click has the files in `ctx.args` as long as the name is missing.
         """

@@ -54,7 +54,7 @@ class _Pool:
         self._workers: list[_Worker] = []
 
     def attempts(self, attempt: Attempt, items: Iterable[Any]) -> Iterator[Outcome]:
-        """Yield (item, error message or None) for each item, as they are done."""
+        """Call attempt(item) for each item in a worker; yield (item, error or None) when done."""
         waiting, idle = deque(items), list(self._workers)
         busy: dict[Any, tuple[_Worker, Any]] = {}  # (worker, its item) by the worker's pipe
         while waiting or busy:
@@ -102,7 +102,7 @@ class _Worker:
         its_end.close()
 
     def give(self, attempt: Attempt, item: Any) -> None:
-        """Send an item; `outcome` raises if the process is gone."""
+        """Let the process call attempt(item); `outcome` raises if the process is gone."""
         with contextlib.suppress(ConnectionError):
             self.pipe.send((attempt, item))
 

@@ -32,7 +32,7 @@ TOTAL_HEADINGS = ("codec", "arrays", "bytes before", "bytes after", "ratio", "lo
 
 
 def array_lines(subject: Subject, tried: Tried) -> Iterator[str]:
-    """Yield a line about the array, a row for each codec, a line for each bad verdict."""
+    """Yield a line about the array, a row for each codec tried, a line for each bad verdict."""
     trials = trials_of(tried)
     yield from wrap(_title(subject, trials))
     if trials:
@@ -46,7 +46,10 @@ def array_lines(subject: Subject, tried: Tried) -> Iterator[str]:
 
 
 def summary_lines(summary: Summary, provider: str) -> Iterator[str]:
-    """Yield a table of each codec's totals, and lines with the codec recommended for each array."""
+    """Yield a table of each codec's totals, and lines with the codec recommended for each array.
+
+    provider: "cpu" or "cuda".
+    """
     count = len(summary.arrays)
     yield f"{count} array{'s' * (count != 1)}, provider {provider}"
     rows = [
@@ -73,7 +76,10 @@ def summary_lines(summary: Summary, provider: str) -> Iterator[str]:
 
 
 def trial_fields(subject: Subject, trial: Trial | Refusal, provider: str) -> dict[str, Any]:
-    """Return the JSON fields of a codec's result on an array; a refusal has no numbers."""
+    """Return the JSON fields of a codec's result on an array; a refusal has no numbers.
+
+    provider: "cpu" or "cuda".
+    """
     about = {
         "array": subject.name,
         "dtype": dtype_name(subject.array.dtype),
@@ -166,7 +172,10 @@ class Plot:
     """The file of a plot, checked before anything is measured."""
 
     def __init__(self, out: str, files: tuple[str, ...], force: bool) -> None:
-        """out: path, whose ending is the format. files: inputs, which it must not overwrite."""
+        """out: path, whose ending is the format. files: inputs, which it must not overwrite.
+
+        force: replace a file that exists.
+        """
         self._out = out
         self._figure = _figure(out)
         self._format = Path(out).suffix.removeprefix(".").lower()

@@ -152,7 +152,10 @@ def _trials(
     settings: Settings,
     xp: Any,
 ) -> Trials:
-    """Try all codecs and other libraries on each array, with a progress bar for the array."""
+    """Yield (array, results) of each array: of all codecs, then of other libraries (`against`).
+
+    xp: NumPy or CuPy, where codecs run. A progress bar is shown for each array.
+    """
     for subject in subjects:
         size = subject.array.size
         n = len(codecs) + len(against)
@@ -165,7 +168,10 @@ def _trials(
 
 
 def _print_tables(trials: Trials, summary: Summary, provider: str) -> None:
-    """Print each array's table as soon as it was tried, then the summary, which this fills."""
+    """Print each array's table as soon as it was tried, then the summary, which this fills.
+
+    provider: "cpu" or "cuda".
+    """
     for subject, tried in trials:
         summary.add(subject, trials_of(tried))
         click.echo("\n".join(array_lines(subject, tried)) + "\n")
@@ -173,7 +179,10 @@ def _print_tables(trials: Trials, summary: Summary, provider: str) -> None:
 
 
 def _print_json(trials: Trials, summary: Summary, provider: str, lines: JsonLines) -> None:
-    """Print trials and recommendations as they come, then totals; fill the summary."""
+    """Print trials and recommendations as JSON `lines` as they come, then totals; fill the summary.
+
+    provider: "cpu" or "cuda".
+    """
     for subject, tried in trials:
         for trial in tried:
             lines.write("trial", **trial_fields(subject, trial, provider))
@@ -210,7 +219,7 @@ def _subjects(
 def _random_subject(
     dtype: str, shape: Any = None, distribution: str | None = None, seed: int | None = None
 ) -> Subject:
-    """Return an array of random numbers; by default 512 x 1024 normal ones of seed 0."""
+    """Return an array of random numbers of one of DISTRIBUTIONS, by default 512 x 1024 normal."""
     distribution = distribution or "normal"
     shape = (512, 1024) if shape is None else shape
     return Subject(distribution, generate(distribution, shape, to_dtype(dtype), seed or 0))

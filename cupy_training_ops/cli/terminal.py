@@ -115,7 +115,7 @@ def progress(
 def progress_bar(length: int, label: str) -> Iterator[Callable[[int], None]]:
     """Yield a function that advances a progress bar: advance(n) of `length`.
 
-    The bar is shown after DELAY_S, if stderr is a terminal.
+    The bar is shown after DELAY_S, if stderr is a terminal, with `label` ahead of it.
     """
     with contextlib.ExitStack() as bars:
         start, waiting, bar = time.monotonic(), 0, None  # waiting: steps not shown yet

@@ -189,7 +189,10 @@ class _Tally:
     violating: Any = None  # the first value outside the bound, decoded
 
     def add(self, original: Any, options: dict[str, object], xp: Any, whole: bool) -> None:
-        """Encode and decode the next part in `xp`; whole: it is the only one."""
+        """Encode and decode the next part, a flat NumPy array, in `xp`, and add the results.
+
+        options: of the encoder. whole: it is the only part, so times are medians of several runs.
+        """
         x = xp.asarray(original)
         encode = self.codec.encoding(**options)
         decode = self.codec.decoder.shared(to=original.dtype, shape=original.shape, **options)
@@ -215,7 +218,10 @@ class _Tally:
         return Trial(self.codec, self.nbytes, ratio, self.encode_s, self.decode_s, fidelity, note)
 
     def _note(self, original: Any, first: int, violations: int) -> str:
-        """Describe the value outside the bound with the row-major index `first`."""
+        """Describe the first value outside the bound, and how many there are.
+
+        original: the whole array. first: row-major index. violations: number of such values.
+        """
         place = tuple(map(int, np.unravel_index(first, original.shape)))
         return (
             f"{violations} of {original.size} values outside the bound "
@@ -414,7 +420,7 @@ def _figures(trial: Trial) -> str:
 
 
 def _why_not(rivals: Sequence[Trial]) -> str:
-    """Name RIVALS codecs of those that are as small or smaller, the most faithful first."""
+    """Return words with RIVALS of the codecs no larger than the best, most faithful first."""
     if not rivals:
         return "the smallest"
     named = sorted(rivals, key=lambda t: snr_db(t.fidelity), reverse=True)[:RIVALS]
@@ -422,7 +428,7 @@ def _why_not(rivals: Sequence[Trial]) -> str:
 
 
 def _why_none(smaller: Sequence[Trial], quality: Quality) -> str:
-    """Describe the codec that comes closest to the quality, of those that save bytes."""
+    """Return words about the codec closest to the quality; smaller: trials that save bytes."""
     if not smaller:
         return "nothing tried that keeps values makes it smaller"
     closest = max(smaller, key=lambda t: (snr_db(t.fidelity), t.ratio))

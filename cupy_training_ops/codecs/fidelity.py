@@ -142,7 +142,10 @@ class Measurement:
 
     @_quiet
     def add(self, original: NDArray[np.generic], decoded: NDArray[np.generic]) -> None:
-        """Add the next part, decoded in any dtype, in pieces that fit into the cache."""
+        """Compare the next part of the array with its decoded part, of any dtype, and add it up.
+
+        In pieces of PIECE elements, which fit into the cache.
+        """
         x, y = original.reshape(-1), decoded.reshape(-1)
         for start in range(0, x.size, PIECE):
             piece = slice(start, start + PIECE)
@@ -217,7 +220,8 @@ def within_bound(
 ) -> Mask:
     """Return a mask of elements: the decoded y is within the codec's bound for x, both flat.
 
-    dtype: the original one of x. The functions below return such masks, too.
+    dtype: the original one of x. keep_nonfinite: the codec's option. The functions below return
+    such masks, too.
     """
     if codec == "msfp15":
         return _shared_exponent(x, y, keep_nonfinite)
@@ -384,7 +388,10 @@ def _within_signed_tile(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
 
 
 def _largest_of_tile(size: Float64s) -> Float64s:
-    """Return the maximum of each tile of 8; halving is faster than `max` along a short axis."""
+    """Return the maximum of each tile of 8 of flat magnitudes; the last is filled up with zeros.
+
+    Three halvings are faster than `max` along a short axis.
+    """
     missing = -size.size % TILE
     largest = np.pad(size, (0, missing)) if missing else size
     for _ in range(3):

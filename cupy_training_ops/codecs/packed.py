@@ -194,7 +194,10 @@ def compress(x: object, codec: str, **options: object) -> Packed:
 
 
 def refuse_flaw(file: str, decoder: Decoder, code: HostArray) -> None:
-    """Raise ArgumentError for codes that no encoder makes; file: its name, for the message."""
+    """Raise ArgumentError for codes that no encoder makes, as their decoder finds.
+
+    file: the name of their file, for the message.
+    """
     flaw = decoder.flaw(code)
     if flaw:
         raise ArgumentError(f"{file}: damaged packed array: {flaw}")
@@ -220,7 +223,10 @@ def _decoder(codec: str, dtype: str, shape: tuple[int, ...], options: dict[str, 
 
 
 def _read_header(file: object, header: container.Header, code: Stored) -> tuple[Any, ...]:
-    """Return codec, dtype, shape and options of a file; refuse codes that do not fit them."""
+    """Return (codec, dtype, shape, options) of a file's header; refuse codes that do not fit them.
+
+    code: the file's array of codes, of which shape and dtype are read.
+    """
     try:
         shape = tuple(header["shape"])
         about = (header["codec"], header["dtype"], shape, header["options"])
@@ -304,7 +310,10 @@ def parts(codec: Codec, n: int, whole: bool = False) -> Iterator[Part]:
 def encode_in_parts(
     x: HostArray, name: str, options: dict[str, object], advance: Advance
 ) -> Packed:
-    """Encode x, which is C-contiguous, as `compress` does, but part by part; name: of the codec."""
+    """Encode x, which is C-contiguous, as compress(x, name, **options) does, but part by part.
+
+    advance(n) is called after each part of n elements.
+    """
     codec = get_codec(name)
     options = {**codec.defaults, **options}
     if codec.leaves_room:  # a part's position in the codes depends on earlier values
@@ -323,7 +332,10 @@ def encode_in_parts(
 
 
 def decode_in_parts(packed: Packed, advance: Advance) -> Iterator[HostArray]:
-    """Yield the decoded elements in row-major order, in parts; calls `advance` after each."""
+    """Yield the decoded elements in row-major order, in flat parts.
+
+    advance(n) is called after each part of n elements.
+    """
     codec, n = get_codec(packed.codec), math.prod(packed.shape)
     if codec.leaves_room:
         yield packed.decompress().reshape(-1)

@@ -82,7 +82,7 @@ class PackedFile(NamedTuple):
 
 
 def write_npz(stream: BinaryFile, whole: PackedFile) -> None:
-    """Write a `.npz` file."""
+    """Write arrays and texts as a `.npz` file, with a description as its member `header`."""
     arrays = {
         str(i): np.asarray(item.code) if isinstance(item, Packed) else _storable(item)
         for i, item in enumerate(whole.items.values())
@@ -93,7 +93,10 @@ def write_npz(stream: BinaryFile, whole: PackedFile) -> None:
 
 
 def write_safetensors(stream: BinaryFile, whole: PackedFile) -> None:
-    """Write a `.safetensors` file; raises ArgumentError for a type that it lacks."""
+    """Write arrays and texts as a `.safetensors` file, with a description among its texts.
+
+    Raises ArgumentError for a type that such files lack.
+    """
     entries = []
     for name, item in whole.items.items():
         if isinstance(item, Packed):
@@ -169,7 +172,7 @@ def _about(item: Item) -> dict[str, Any]:
 
 
 def _packed(file: object, about: Mapping[str, Any], code: NumpyArray) -> Packed:
-    """Return the Packed of a description and its codes; refuse codes that no encoder makes."""
+    """Return the Packed of its description and codes; refuse codes that no encoder makes."""
     options = dict(about["options"])
     packed = Packed(about["codec"], about["dtype"], tuple(about["shape"]), code, options)
     refuse_flaw(f"{file}: {cut(about['name'])}", packed.decoder(), code)
@@ -187,7 +190,7 @@ def _storable(item: Kept) -> NumpyArray:
 
 
 def _kept(about: Mapping[str, Any], array: NumpyArray) -> Kept:
-    """Return the uncoded item of a description and its array in a `.npz`."""
+    """Return the uncoded item of its description `about` and its array in a `.npz`."""
     if not about.get("raw"):
         return Kept.of_array(array)
     dtype = safetensors_file.NOT_NUMPYS.get(about["type"])

@@ -78,9 +78,10 @@ class SGD(Optimizer):
         """Check the arguments; choose the operator of a step, with momentum MomentumStep.
 
         parameters: list of arrays, updated in place. lr: a number, or an array of one element,
-        which each step reads. momentum to maximize: as in PyTorch's SGD. names: texts that name the
-        parameters in a state. low_precision: for each parameter a float16 or bfloat16 copy to write
-        too, or None. rounding_seed: rounds bfloat16 parameters at random.
+        which each step reads. momentum, dampening, weight_decay, nesterov, maximize: as in
+        PyTorch's SGD. names: texts that name the parameters in a state. low_precision: for each
+        parameter a float16 or bfloat16 copy to write too, or None. rounding_seed: rounds bfloat16
+        parameters at random.
         """
         momentum = check_number("SGD", "momentum", not_negative, momentum)
         dampening = check_number("SGD", "dampening", finite, dampening)
@@ -156,10 +157,10 @@ class Adam(Optimizer):
         """Check the arguments; choose the operator of a step, with amsgrad AMSGradStep.
 
         parameters: list of arrays, updated in place. lr: a number, or an array of one element,
-        which each step reads. betas to maximize: as in PyTorch's Adam, whose eps is epsilon. names:
-        texts that name the parameters in a state. low_precision: for each parameter a float16 or
-        bfloat16 copy to write too, or None. moment_dtype: None for float32 (float64).
-        rounding_seed: rounds bfloat16 parameters at random.
+        which each step reads. betas, epsilon (eps there), weight_decay, amsgrad, maximize: as in
+        PyTorch's Adam. names: texts that name the parameters in a state. low_precision: for each
+        parameter a float16 or bfloat16 copy to write too, or None. moment_dtype: None for float32
+        (float64). rounding_seed: rounds bfloat16 parameters at random.
         """
         alpha, beta = check_betas("Adam", betas)
         op = (AMSGradStep if amsgrad else AdamStep)(
@@ -353,7 +354,7 @@ class Lamb(Optimizer):
         return max_norm
 
     def _operator(self, max_norm: Any) -> LambStep:
-        """Return a new operator that clips gradients to this norm; None: to none."""
+        """Return a new operator that clips all gradients to the norm max_norm; None: to none."""
         limit = math.inf
         if max_norm is not None:
             limit = check_number("Lamb", "max_norm", above_zero, max_norm)

@@ -352,7 +352,7 @@ class Optimizer:
     # ---- what a class of optimizers may override -------------------------------------------------
 
     def _operator(self, max_norm: Any) -> Op:
-        """Return the operator for an update of some parameters.
+        """Return the operator for an update of some parameters; max_norm: of the step.
 
         Lamb makes a new one for each such list, as it has scratch memory of that list's size.
         """
@@ -477,7 +477,7 @@ class Optimizer:
         """Return the cached call that updates a part's parameters, or make it.
 
         Gradients and numbers of a step are left open: they are passed to `checked`. is_told:
-        another call writes gradient_norm, which the update reads.
+        another call writes gradient_norm, which the update reads. max_norm: of the step.
         """
         key = part.places, id(part.count), part.counts, is_told, self._variant(max_norm)
         call = self._bound.get(key)
@@ -612,7 +612,7 @@ class Optimizer:
         return tuple(names)
 
     def _check_length(self, argument: str, values: Any) -> None:
-        """Refuse an argument that is no list, or not one with an entry for each parameter."""
+        """Refuse values that are no list with one for each parameter; argument: their name."""
         n = len(self.parameters)
         if not isinstance(values, list | tuple):
             refuse(type(self).__name__, argument, "a list", type(values).__name__)

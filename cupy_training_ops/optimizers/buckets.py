@@ -266,7 +266,10 @@ class GradientBuckets:
     # ---- checks ----------------------------------------------------------------------------------
 
     def _check_gradient(self, place: int, gradient: Any) -> tuple[Any, Info]:
-        """Refuse a gradient that does not fit its parameter; return (native array, metadata)."""
+        """Refuse a gradient that does not fit parameters[place]; return (array, its properties).
+
+        The array is one that operators take, over the gradient's memory.
+        """
         self.group.require_open(NAME)
         if type(place) is not int or not 0 <= place < len(self._sizes):
             refuse(NAME, "place", f"a number below {len(self._sizes)}", shown(place))

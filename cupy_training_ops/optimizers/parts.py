@@ -278,7 +278,7 @@ def _listing(places: Sequence[int]) -> str:
 
 
 def mean_of_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arrays:
-    """Return copies of the arrays with the means over ranks in this rank's pieces.
+    """Return copies of the arrays with means over ranks in this rank's pieces, those of `split`.
 
     MeanOfParts on the CPU: the first rank of the group gets all arrays and sends each its pieces.
     """
@@ -361,7 +361,7 @@ def _exchange(
 
 
 def _bytes_of_pieces(arrays: Arrays, split: Split, rank: int) -> list[Part]:
-    """Return the bytes of a rank's pieces of the arrays, piece by piece."""
+    """Return the bytes of a rank's pieces of the arrays, which `split` divides, piece by piece."""
     flat = [np.ascontiguousarray(x).reshape(-1) for x in arrays]
     return [as_bytes(flat[i][a:b]) for i, a, b in split.pieces(rank, [x.size for x in flat])]
 

@@ -384,7 +384,7 @@ class AdamW(adam.AdamW):
         return self._streams
 
     def _as_arrays(self, gradients: Any, numbers: Arrays) -> Any:
-        """Return the gradients, as CuPy arrays if all arrays of the step are PyTorch tensors.
+        """Return the gradients, as CuPy arrays if they and arrays in numbers are PyTorch tensors.
 
         PyTorch's stream is the current one of CuPy, too, so that none waits for the other.
         """
@@ -397,7 +397,10 @@ class AdamW(adam.AdamW):
         ]
 
     def _last_parts(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut | None:
-        """Return the previous step's calls if its arguments were the same, else None."""
+        """Return the previous step's calls if its arguments were the same, else None.
+
+        numbers: (lr, loss_scale, max_norm).
+        """
         last = self._last_cut
         if last is None or last.places != places or last.known is None:
             return None
@@ -429,7 +432,7 @@ class AdamW(adam.AdamW):
 
         places: indices of the turn's parameters. counts: parts of all parameters with gradients,
         each with its count. gradients: for each of this rank's pieces its gradient, or None; the
-        padding's last.
+        padding's last. numbers: (lr, loss_scale, max_norm).
         """
         updates = []
         for part in counts:

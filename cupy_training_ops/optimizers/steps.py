@@ -61,7 +61,7 @@ def check_number(optimizer: str, argument: str, convert: Convert, value: Any) ->
 
 
 def _check_pair(optimizer: str, argument: str, convert: Convert, value: Any) -> tuple[float, float]:
-    """Return both numbers of a pair as `check_number` does; refuse a value that is no pair."""
+    """Return convert(number) of both numbers of a pair; refuse others in the argument's name."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         refuse(optimizer, argument, "two numbers", shown(value))
     first, second = (check_number(optimizer, argument, convert, each) for each in value)

@@ -43,7 +43,7 @@ class Embedded(Engine):
         self._half_told: set[int] = set()  # peers that got only a part of a message so far
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
-        """Send a message to a rank.
+        """Send the bytes of a message to rank `peer` within `seconds`.
 
         If its connection is closed, raise GroupError with the reason it left, or EOFError without
         one.

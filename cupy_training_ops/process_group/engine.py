@@ -143,7 +143,7 @@ class Engine:
         self.release()
 
     def send(self, peer: int, text: str, parts: Sequence[Part] = ()) -> None:
-        """Send a message to another rank; raise GroupError if it does not take it in time."""
+        """Send a text and bytes to rank `peer`; GroupError if it does not take them in time."""
         self.sent[peer] += 1
         more = GRACE if peer < self.rank else 0.0  # the first rank of a call waits less
         try:
@@ -157,7 +157,7 @@ class Engine:
             raise GroupError(f"rank {peer} closed its group without taking a message") from None
 
     def receive(self, peer: int, what: str, seconds: float, *, keep: bool = False) -> Message:
-        """Return the next message of a rank; raise GroupError if none comes within `seconds`.
+        """Return the next message of rank `peer`; raise GroupError if none comes within `seconds`.
 
         what: the message's name, for errors. keep: leave the message in the inbox.
         """
@@ -244,7 +244,7 @@ class Engine:
         return self.told or next(filter(None, self._left.values()), "")
 
     def end(self, words: str) -> None:
-        """Note that and why the group cannot go on, and tell the others; from any thread."""
+        """Note that the group cannot go on, and tell the others, from any thread; words: why."""
         if not self.has_ended:
             self.has_ended = True
             self.fault = self.fault or STOPPED  # before anything that may fail

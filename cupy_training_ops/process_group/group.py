@@ -136,7 +136,10 @@ class ProcessGroup(Summary):
 
     @classmethod
     def _over(cls, engine: Engine, sizes: Sizes, compares: bool = True) -> Self:
-        """Make a group over an engine, without `__init__`, which reads the environment."""
+        """Make a group over an engine, without `__init__`, which reads the environment.
+
+        compares: refuse sizes that differ from the other ranks'.
+        """
         group = cls.__new__(cls)
         group._start(engine, sizes, compares)
         return group
@@ -310,7 +313,7 @@ def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
 
 
 def timeout_of(variables: Mapping[str, str], given: object) -> float:
-    """Return the seconds that a rank waits: the argument, else CTO_TIMEOUT, else 300."""
+    """Return the seconds that a rank waits: `given`, else the variable CTO_TIMEOUT, else 300."""
     if given is None and variables.get("CTO_TIMEOUT"):
         given = number(variables, "CTO_TIMEOUT", "a number of seconds", float)
     elif given is None:

@@ -37,7 +37,7 @@ def library() -> ModuleType:
 
 
 def communicator(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
-    """Return the group's communicator of these ranks, cached; the first call is one of all of them.
+    """Return the group's cached communicator of these ranks; all of them make it at the first call.
 
     op: name of the calling operator in errors. Each rank connects its current device.
     """
@@ -83,6 +83,7 @@ class Communicator:
     """
 
     def __init__(self, nccl: ModuleType, made: Any, device: int, timeout: float) -> None:
+        """nccl: CuPy's module. made: its NcclCommunicator. timeout: seconds of a call, at most."""
         import cupy
 
         self.binding, self.made, self.device = nccl, made, device

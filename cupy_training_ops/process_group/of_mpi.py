@@ -113,7 +113,7 @@ class Mpi(Engine):
         self._under_way.pop()
 
     def listen(self, peer: int | None, seconds: float) -> None:
-        """Take messages that have arrived, without waiting for others."""
+        """Receive messages that have arrived from all ranks, without waiting for others."""
         mpi, comm, status = self._mpi, self._channel.comm, self._mpi.Status()
         while (message := comm.Improbe(mpi.ANY_SOURCE, self._tag, status)) is not None:
             data = bytearray(status.Get_count(mpi.BYTE))

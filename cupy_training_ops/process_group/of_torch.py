@@ -122,7 +122,10 @@ class Torch(Engine):
 
     @_as_group_error("the others cannot be reached")
     def listen(self, peer: int | None, seconds: float) -> None:
-        """Take the next message of a rank, or a note that ends the group, from the store."""
+        """Receive the next message of rank `peer`, or the words that ended the group, if there.
+
+        peer None: look for the words alone. Waits only for the bytes of a long message.
+        """
         key = "" if peer is None else f"{peer}/{self.rank}/{self.heard[peer] + 1}"
         said, is_message = self._ask(_look, self._store, key)
         if is_message and peer is not None:

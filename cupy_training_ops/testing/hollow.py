@@ -58,7 +58,10 @@ class HollowDriver:
     def head(
         self, function: Any, grid: Grid, block: Grid, nbytes: int, types: Sequence[Dtype]
     ) -> tuple[int, ...]:
-        """Return (number of this kernel,), the first arguments of `launch`; types: of arguments."""
+        """Return (number of this kernel,), the first arguments of `launch`.
+
+        types: dtypes of its arguments. Sizes of grid, block and shared memory are ignored.
+        """
         kernel = function.name, tuple(types)
         number = self._numbers.setdefault(kernel, len(self._kernels))
         if number == len(self._kernels):
@@ -83,7 +86,7 @@ class HollowDriver:
 
 
 def _value(address: int, dtype: Dtype) -> object:
-    """Read a scalar or struct from host memory."""
+    """Read a scalar or struct at an address of host memory."""
     memory = (ctypes.c_char * dtype.itemsize).from_address(address)
     return np.frombuffer(bytes(memory), dtype)[0]
 
