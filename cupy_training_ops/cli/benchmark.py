@@ -24,7 +24,7 @@ from .trial import seconds
 CLASSES = 1024  # elements of a row
 ROWS = {"cpu": 4096, "cuda": 65_536}  # of each array, by default
 COPY = "copy"
-OPERATORS = (
+OPERATORS = (  # functions of the package that are measured
     "cross_entropy_loss_and_grad",
     "dropout",
     "gelu",

@@ -172,6 +172,7 @@ def _cache() -> Finding:
     return Finding(f"{folder}, {len(files)} files, {size:.1f} MiB")
 
 
+# By the part of the installation, the function that examines it.
 EXAMINATIONS: dict[str, Callable[[], Finding]] = {
     "GPU": _gpu,
     "driver": _driver,

@@ -14,6 +14,7 @@ import click
 
 from ..errors import CompileError, OpError, ProviderError, printable, shorten
 
+# Exit statuses.
 CHECK_FAILED, BAD_USAGE, NO_GPU, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 130, 141
 
 

@@ -33,6 +33,7 @@ PAUSE = 0.02  # seconds between looks at the processes
 PR_SET_PDEATHSIG = 1
 PRCTL: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 Ends = list[int | None]  # exit status by rank; None while it runs
+# Signals, beside Ctrl-C and processes.ENDING, that end the launcher and its ranks.
 QUITTING = [getattr(signal, n) for n in ("SIGQUIT", "SIGUSR1", "SIGUSR2") if hasattr(signal, n)]
 
 

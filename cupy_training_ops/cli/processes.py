@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any
 
+# Signals that end a process.
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 # A forked process could not use CUDA, which does not survive a fork.

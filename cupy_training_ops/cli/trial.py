@@ -32,7 +32,7 @@ class Quality:
     """The quality asked of every codec that keeps values."""
 
     min_snr: float | None = None  # dB
-    max_abs: float | None = None
+    max_abs: float | None = None  # largest |decoded - x|
 
     def shortfall(self, fidelity: Fidelity) -> str | None:
         """Describe how measured errors fall short of this quality; None if they do not."""
@@ -183,8 +183,8 @@ class _Tally:
 
     codec: Codec
     measurement: Measurement
-    nbytes: int = 0
-    encode_s: float = 0.0
+    nbytes: int = 0  # of codes
+    encode_s: float = 0.0  # seconds
     decode_s: float = 0.0
     violating: Any = None  # the first value outside the bound, decoded
 

@@ -21,7 +21,7 @@ from .atomic_file import atomic_write
 from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, refuse_damage, stored_arrays
 from .safetensors_file import is_safetensors
 
-Header = dict[str, Any]
+Header = dict[str, Any]  # JSON object, without format and version
 
 
 class Format(NamedTuple):
@@ -44,7 +44,7 @@ class Opened(NamedTuple):
     file: object  # path or stream, for messages
     format: Format
     header: Header
-    members: Mapping[str, Stored]
+    members: Mapping[str, Stored]  # with "header"
 
     def member(self, name: str) -> Stored:
         """Return an array by name."""

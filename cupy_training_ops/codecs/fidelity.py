@@ -44,6 +44,7 @@ class Rounding(NamedTuple):
     infinite_from: float  # least |x| that rounds to infinity
 
 
+# FP8 without a scale, float16, and 10 bits: fraction bits 2, 10, 4, each with 5 exponent bits.
 E5M2 = Rounding(2.0**-3, 2.0**-17, 61_440.0)
 HALF = Rounding(2.0**-11, 2.0**-25, 65_520.0)
 FP10 = Rounding(2.0**-5, 2.0**-19, 64_512.0)
@@ -66,7 +67,7 @@ E5M2_SCALED = Scaled(2.0**-3, 2.0**-17, math.nextafter(61_440.0, 0))
 class Fidelity:
     """Measured numbers; None if one is undefined, as `zeros_kept` without zeros."""
 
-    max_abs_error: float | None
+    max_abs_error: float | None  # of values that are finite on both sides, as the next three
     rmse: float | None
     cosine: float | None  # of the angle between original and decoded
     snr_db: float | None  # infinite without errors
@@ -75,7 +76,7 @@ class Fidelity:
     overflowed: int  # finite before, infinite after
     lost: int  # finite before, infinite or NaN after; in no error
     dropped: int  # finite, but zeros with a non-finite value in their MSFP15 tile
-    violations: int
+    violations: int  # elements outside the codec's bound
     first_violation: int | None  # row-major index
 
 
@@ -316,6 +317,7 @@ def _sparse_exponent(x: Float64s, y: Float64s, tile: int) -> Mask:
     return right
 
 
+# By codec, from (x, y) to the mask of elements within the bound; others: see within_bound.
 _BOUNDS: dict[str, Callable[[Float64s, Float64s], Mask]] = {
     "binarize": _sign_test,
     "pack1": _sign_test,

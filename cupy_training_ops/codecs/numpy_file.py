@@ -50,7 +50,7 @@ class Header(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
-    order: Literal["C", "F"]
+    order: Literal["C", "F"]  # row-major or column-major
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Tensor:
 
 
 class Opened(NamedTuple):
-    """The tensors of a file by name, and its texts."""
+    """The tensors of a file by name, and the texts of its `__metadata__`."""
 
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, str]

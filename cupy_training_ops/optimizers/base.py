@@ -51,7 +51,7 @@ from .steps import NormUpdate, uncoded
 from .whole import Whole
 
 Arrays = tuple[Any, ...]
-Names = Sequence[str]
+Names = Sequence[str]  # one for each parameter
 
 _MAX_BOUND = 64  # cached calls of an optimizer: they differ in which gradients are None
 _WHOLE = Part((), None)  # all parameters of an optimizer that counts no steps
@@ -64,6 +64,7 @@ _DECLARED = (  # the arguments of a step, as an operator declares its inputs
 # The constructor's lists of arrays; EVERY: the parameters, then the arguments of a step.
 CLOSED = tuple(replace(_DECLARED[0], name=name) for name in ("parameters", "low_precision"))
 EVERY = (CLOSED[0], *_DECLARED)
+# Functions that make keys of a step's arguments, by which it is compared with the next.
 _READERS = tuple(map(reader, _DECLARED))
 
 

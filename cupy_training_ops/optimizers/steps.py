@@ -41,7 +41,7 @@ MEASURED = ("gradient_norm", "is_finite")  # inputs of an update that a step its
 
 # ---- numbers of a step ---------------------------------------------------------------------------
 
-Convert = Callable[[Any], float]
+Convert = Callable[[Any], float]  # checks an argument; ArgumentError without its name
 
 
 def beta(value: object) -> float:
@@ -139,7 +139,10 @@ class Update:
 
 class Measured(Update):
     """Base of steps: first the gradients' norm, and True if it is finite, are written to the inputs
-    gradient_norm and is_finite; then the update reads them."""
+    gradient_norm and is_finite; then the update reads them.
+
+    Subclasses have `update`, the class of the update alone, for a norm that another call wrote.
+    """
 
     inputs: ClassVar[tuple[Input, ...]]
 
@@ -183,7 +186,7 @@ ADAM_RATES = {  # inputs by the operator's attribute that they replace
     "lambda_": DECAY,
     "epsilon": _rate("eps", not_negative),
 }
-SGD_RATES = {
+SGD_RATES = {  # as ADAM_RATES
     "momentum": _rate("momentum", positive_or_zero),
     "dampening": _rate("dampening", finite),
     "weight_decay": DECAY,

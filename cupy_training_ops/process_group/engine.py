@@ -38,7 +38,7 @@ Answer = Callable[[list[list[memoryview]]], Sequence[Sequence[Part]]] | None
 class Message(NamedTuple):
     """The n-th message from one rank to another: a text and the bytes of arrays."""
 
-    number: int
+    number: int  # from 1 on, or LEFT or FAULT
     text: str
     parts: list[memoryview]
 
@@ -100,7 +100,7 @@ class Engine:
     `lock`.
     """
 
-    name: ClassVar[str] = "alone"
+    name: ClassVar[str] = "alone"  # in a group's repr
     pause: ClassVar[float] = 0.0  # longest sleep between calls of a `listen` that does not wait
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:

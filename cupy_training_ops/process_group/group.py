@@ -18,11 +18,11 @@ from ..summary import Summary
 from . import embedded
 from .engine import GRACE, STOPPED, Answer, Engine, Part, Ranks, quote
 
-DEFAULT_TIMEOUT = 300.0
+DEFAULT_TIMEOUT = 300.0  # seconds
 MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")  # and srun
 TORCH = ("RANK", "WORLD_SIZE")
 
-INSTEAD = (
+INSTEAD = (  # end of an error's message: how ranks are started
     "one machine: cupy-training-ops launch, or ProcessGroup.in_threads(n); "
     "several: torchrun and ProcessGroup.from_torch(), or mpirun, srun and ProcessGroup.from_mpi()"
 )
