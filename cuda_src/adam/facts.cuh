@@ -39,6 +39,7 @@ constexpr int ONE_NBYTES = 4096;
 constexpr int CAPACITY = CTO_CAPACITY;
 // Lists of arrays: weights, gradients, first and second moments
 constexpr int LISTS = 4;
+// Addresses of a launch's table: CAPACITY for each list
 constexpr int POINTERS = CTO_POINTERS;
 // Moments in codes of 8 or 4 bits that share a scale: a warp's, 4 of each lane
 constexpr int CODED_BLOCK = 128;

@@ -37,7 +37,8 @@ constexpr int MOMENTS = 3;
 constexpr int SLOPES = 2;
 // Numbers from which the results of a channel are computed
 constexpr int COEFFICIENTS = 4;
-// Slots of the residual (added to the result) that a thread loads together, beside those of a channel
+// Slots of the residual, an array added to the result, that a thread loads together, beside a
+// channel's.
 constexpr int RESIDUAL_SLOTS = 2;
 // 1: relu follows, of the sum with a residual if there is one
 constexpr int RELU = CTO_RELU;

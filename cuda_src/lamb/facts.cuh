@@ -33,6 +33,7 @@ constexpr int UPDATE_PARTS = 4;
 constexpr int CAPACITY = CTO_CAPACITY;
 // Lists of arrays: weights, gradients, first and second moments
 constexpr int LISTS = 4;
+// Addresses of a launch's table: CAPACITY for each list
 constexpr int POINTERS = CTO_POINTERS;
 
 // Attributes of LambOptimizer. alpha, beta: m = alpha m + (1 - alpha) g, v = beta v + (1 - beta) g

@@ -18,9 +18,7 @@ ONE_NBYTES = 4_096
 # size and its first chunk.
 CAPACITY = Slot(84)
 LISTS = 4  # lists of arrays: weights, gradients, first and second moments
-POINTERS = Slot(
-    LISTS * CAPACITY
-)  # entries of a launch's table of addresses: CAPACITY for each list
+POINTERS = Slot(LISTS * CAPACITY)  # addresses of a launch's table: CAPACITY for each list
 
 CODED_BLOCK = 128  # moments in codes of 8 or 4 bits that share a scale: a warp's, 4 of each lane
 CODED_CHUNK = Slot(8_192)  # elements with such moments that a block updates

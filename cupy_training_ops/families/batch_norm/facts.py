@@ -21,7 +21,9 @@ MOST_GROUPS = 4
 MOMENTS = 3  # numbers of a partial sum in the normalization
 SLOPES = 2  # numbers of a partial sum in the gradient
 COEFFICIENTS = 4  # numbers from which the results of a channel are computed
-RESIDUAL_SLOTS = 2  # slots of the residual (added to the result) that a thread loads together, beside those of a channel
+# Slots of the residual, an array added to the result, that a thread loads together, beside a
+# channel's.
+RESIDUAL_SLOTS = 2
 RELU = Slot(0)  # 1: relu follows, of the sum with a residual if there is one
 
 # scale: the scale, the bias and their gradients have the 2-byte type of X; statistics: means and

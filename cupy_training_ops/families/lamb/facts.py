@@ -14,9 +14,7 @@ UPDATE_PARTS = 4  # blocks that share a chunk in the launch that updates weights
 # size and its first chunk.
 CAPACITY = Slot(82)
 LISTS = 4  # lists of arrays: weights, gradients, first and second moments
-POINTERS = Slot(
-    LISTS * CAPACITY
-)  # entries of a launch's table of addresses: CAPACITY for each list
+POINTERS = Slot(LISTS * CAPACITY)  # addresses of a launch's table: CAPACITY for each list
 
 # Attributes of LambOptimizer. alpha, beta: m = alpha m + (1 - alpha) g, v = beta v + (1 - beta) g
 # g. The direction d is m / (sqrt(v) + epsilon) + lambda_ w, with bias correction of m and v if
