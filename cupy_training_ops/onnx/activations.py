@@ -66,7 +66,10 @@ class Activations:
         return Runner(lambda xp: lambda values: run(xp, name, need, values), keeps=True)
 
     def _put(self, xp: Any, name: str, need: Any, values: list[Any]) -> list[Any]:
-        """Store values[0], and return [(None, its shape)]; of a small one [(itself, None)]."""
+        """Store values[0] as `name`, and return [(None, its shape)]; of a small one [(it, None)].
+
+        need: for what it is read, an item of READ, which decides the codes' accuracy.
+        """
         x = values[0]
         if x.nbytes < LEAST:
             return [(x, None)]
@@ -78,7 +81,7 @@ class Activations:
         return [(None, shape)]
 
     def _get(self, xp: Any, name: str, need: str, values: list[Any]) -> list[Any]:
-        """Take a value back; values[0] is what _put returned: (value, None) or (None, shape)."""
+        """Return [the value stored as `name`]; values[0]: _put's (value, None) or (None, shape)."""
         value, shape = values[0]
         return [value if shape is None else self.stash.get(name).reshape(shape)]
 
@@ -214,9 +217,9 @@ def _is_linear(graph: Graph, backward: set[int], fixed: set[str], name: str) -> 
 
 
 def _join(read: set[str], is_linear: bool) -> str | None:
-    """Return one need for all that a value is read for; None where its exact numbers are needed.
+    """Return one need for all that a value is `read` for; None where its exact numbers are needed.
 
-    is_linear: what _is_linear says of the value.
+    is_linear: True if the value's products have only parameters as their other factors.
     """
     if "exact" in read:
         return None

@@ -5,6 +5,9 @@ y = Swish(x, alpha=2)    becomes    a = Constant(2); b = CastLike(a, x); c = Mul
                                     d = Sigmoid(c); y = Mul(x, d)
 
 Attention becomes FlashAttention where that computes the same, without the matrix of scores.
+
+Functions take `types` and `shapes` of values by name, as far as they are known, and `schema`, the
+OpSchema that the package onnx has of a node's operator.
 """
 
 from __future__ import annotations
@@ -157,7 +160,7 @@ def _types(
 
 
 class _Body:
-    """A node's function as `nodes` with the function's own names, and its `inputs` and `outputs`.
+    """A node's FunctionProto as `nodes` with the function's own names, `inputs` and `outputs`.
 
     Attributes that refer to the function's have the node's value, or else the default.
     """
@@ -267,6 +270,7 @@ def _has_caches(
 def _with_caches(node: Node, attention: Node, names: set[str]) -> list[Node]:
     """Return nodes that concatenate caches with new keys and values, and `attention` over these.
 
+    names: all in use; those of new values are added.
     If causal, query i attends to all cached keys and to new ones up to i: FlashAttention gets that
     by the number of keys of each batch element, cached + queries.
     """

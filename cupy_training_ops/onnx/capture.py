@@ -5,6 +5,8 @@ The form of feeds is their dtypes, shapes, and values that the host reads, which
 a replay. A form's first run is an ordinary one that records the memory blocks it takes; the next is
 captured into memory of its own, and replayed from then on. Its addresses stay: feeds are copied
 there, results out of there.
+
+`notes` are callbacks that a run makes together with its writes (session.Notes).
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ class Captures(Forms["_Form"]):
     def __init__(self, session: Session, fixed: Arrays) -> None:
         super().__init__(session, fixed)
         self.make_form = _Form
-        self._pool = cupy.cuda.MemoryPool()  # of runs that are noted: one for all forms
+        self._pool = cupy.cuda.MemoryPool()  # of runs that are recorded: one for all forms
         self._side: graphs.SideStream | None = None
 
     def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
@@ -108,6 +110,7 @@ class Captures(Forms["_Form"]):
     ) -> dict[str, Any]:
         """Run a form without a graph: record its memory, or capture it if that is recorded.
 
+        arrays: feeds by name. side: a stream beside the caller's, on which a capture is made.
         If it takes other memory than the last run, record again; after MOST_TRIES it is refused.
         """
         with side.beside(), workspace.behind_graphs():
@@ -181,7 +184,7 @@ class Form:
         self.classes: dict[str, int] = {}  # how many a loss has, by its output's name
 
     def copy_feeds(self, arrays: Arrays) -> None:
-        """Copy feeds into `inputs`; those that the host reads are equal within a form."""
+        """Copy feeds, by name, into `inputs`; those that the host reads are equal within a form."""
         for name, value in arrays.items():
             target = self.inputs[name]
             if isinstance(target, np.ndarray):

@@ -140,7 +140,10 @@ class Labels:
         return run(values, **out)
 
     def note_range(self, name: str, value: Any) -> None:
-        """Note the least and largest element of the feed `name`, if it is labels of the host."""
+        """Note the least and largest element of `value`, fed to input `name`, if it is labels.
+
+        Of an array of a GPU nothing is noted, so that its labels are not checked.
+        """
         for node in self._losses:
             if self._feeds[node.outputs[0]] != name:
                 continue
@@ -255,7 +258,7 @@ def _makers(graph: Graph) -> dict[str, Node]:
 
 _NAMES = {"float32": "float", "float64": "double"}  # that ONNX calls otherwise
 _OURS = {f"tensor({other})": name for name, other in _NAMES.items()}
-Known = Mapping[str, Dtype]
+Known = Mapping[str, Dtype]  # types of values by name
 
 
 def check_types(
@@ -455,7 +458,10 @@ class _Schema(NamedTuple):
 
 
 def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
-    """Return the types of the outputs of a standard operator by ONNX's schema; [] without one."""
+    """Return the types of the outputs of a standard operator by ONNX's schema; [] without one.
+
+    known: types of values by name; inputs of types that the schema does not allow are refused.
+    """
     schema = _schema(node.op_type, node.version) if node.is_standard else None
     if schema is None:
         return []
@@ -469,10 +475,13 @@ def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
     return [_output_type(node, schema, k, {**only, **bound}) for k in range(len(node.outputs))]
 
 
-# Bind the type variable of input k to `dtype`; refuse a type that the schema does not allow.
 def _bind(
     node: Node, schema: _Schema, k: int, dtype: Dtype, bound: dict[str, Dtype | None]
 ) -> None:
+    """Bind the type variable of input k to `dtype`; refuse a type that the schema does not allow.
+
+    bound: {type variable: its type, by the inputs before}; updated.
+    """
     name, variable, is_one = schema.input(k)
     kinds = schema.allowed.get(variable, frozenset({variable}))
     form = _type_string(dtype)
@@ -486,10 +495,13 @@ def _bind(
             raise DtypeError(f"{name}: expected {names[0]} as the others, got {names[1]}")
 
 
-# The type of output k: of an attribute, of the type variable that inputs bound, or the only one.
 def _output_type(
     node: Node, schema: _Schema, k: int, bound: Mapping[str, Dtype | None]
 ) -> Dtype | None:
+    """Return the type of output k: an attribute's, its type variable's, or the only one allowed.
+
+    bound: {type variable: its type, by the inputs}. None if it is not known.
+    """
     if "to" in node.attributes and node.op_type in ("Cast", "BitCast"):
         return graph_dtype(node.attributes["to"])
     if node.op_type == "ConstantOfShape":

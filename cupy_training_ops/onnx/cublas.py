@@ -163,7 +163,8 @@ def _call(
 ) -> None:
     """Compute out = alpha a b + beta out by cublasGemmStridedBatchedEx.
 
-    extents: m, n, k and the number of matrices. factors: alpha, beta. cuBLAS is column-major, in
+    extents: m, n, k and the number of matrices. factors: alpha, beta. tf32: round float32 to TF32.
+    cuBLAS is column-major, in
     which a row-major matrix is its transpose: it computes out^T = b^T a^T, n x m.
     """
     m, n, k, count = extents
@@ -186,9 +187,9 @@ def _call(
         raise ProviderError(f"cuBLAS: a product of {m} x {k} and {k} x {n}: status {status}")
 
 
-# A pointer to alpha or beta; cached, so that a call that is made again later finds it alive.
 @functools.lru_cache(maxsize=64)
 def _number(kind: Any, value: float) -> Any:
+    """Return a pointer to `value` as the C type `kind`, cached: calls that are repeated need it."""
     return ctypes.byref(kind(value))
 
 

@@ -8,7 +8,8 @@ operator.
     s = MatMul(q, Transpose(k)); p = Softmax(s); y = MatMul(p, v)
     y = FlashAttention(q, k, v)
 
-A formula is replaced where nothing else reads a part of it.
+A formula is replaced where nothing else reads a part of it. `known` is the graph, with the maker
+and readers of each value.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ takes them from one piece and records its launches, and from then on these are r
 the other from C code. Nodes that do other work than launches of this package are run as before,
 between them. Where one of these gives another result than the recorded run had (another shape,
 another value on the host), the rest is an ordinary run.
+
+`notes` and `marks` are callbacks that a run makes together with its writes (session.Notes).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class _Group(NamedTuple):
 
 
 class _Noted(NamedTuple):
-    """A recorded run of one form."""
+    """A recorded run of one form, to be repeated."""
 
     groups: tuple[_Group, ...]
     values: list[Any]  # by slot, also those that a later step of the run freed
@@ -179,7 +181,10 @@ class NotedRuns(Forms[_Form]):
         return True
 
     def _replay(self, form: _Form, noted: _Noted, notes: Notes) -> dict[str, Any]:
-        """Repeat the launches of a run, whose feeds were copied to its inputs; return results."""
+        """Repeat the launches of the recorded run `noted`, and return its results by name.
+
+        The feeds have been copied to its inputs.
+        """
         session, values = self._session, noted.values
         session.begin(values, notes)
         try:
@@ -197,9 +202,10 @@ class NotedRuns(Forms[_Form]):
     def _run_between(
         self, form: _Form, noted: _Noted, values: list[Any], marks: Mapping[int, Marks]
     ) -> None:
-        """Repeat launches, and run the other steps between them in their blocks of the plan.
+        """Repeat the launches of `noted`, and run the other steps between them.
 
-        values: by slot, of this run. If such a step gives another result than the recorded run had,
+        These allocate in their blocks of the plan. values: by slot, of this run. marks: callbacks
+        by a step's index. If such a step gives another result than the recorded run had,
         run the rest ordinarily, and drop the recording.
         """
         session, plan = self._session, form.plan

@@ -83,7 +83,7 @@ def node_runners(
 
 
 def on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[int]:
-    """Return the indices of the nodes that are computed on the host.
+    """Return the indices of the nodes that are computed on the host; runners: by node index.
 
     All their inputs are there (shapes, small constants, results of such nodes), and their results
     are read there, or are no larger than the inputs.
@@ -106,7 +106,10 @@ def on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[int]:
 
 
 def _read_on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
-    """Return the names of values that nodes read on the host, and of those they are made of."""
+    """Return the names of values that nodes read on the host, and of those they are made of.
+
+    runners: how each node is run, by its index.
+    """
     read: set[str] = set()
     for i in reversed(range(len(graph.nodes))):
         node, runner = graph.nodes[i], runners[i]
@@ -117,7 +120,7 @@ def _read_on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
 
 
 def host_feeds(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
-    """Return the names of inputs that are fed to the host.
+    """Return the names of inputs that are fed to the host; runners: by a node's index.
 
     Nodes read them there, or all nodes that read them take a number in place of an array.
     """
@@ -131,9 +134,9 @@ def host_feeds(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
 
 
 def coalesce(xp: Any, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Copy arrays into one piece of memory.
+    """Copy arrays of the module `xp` into one piece of memory.
 
-    Return it, a uint8 array, and the copies in it, each of its array's type and shape. Each begins
+    Return that, a uint8 array, and the copies in it, of their arrays' types and shapes. Each begins
     at a multiple of SCRATCH_ALIGNMENT bytes.
     """
     nbytes = [align_up(array.nbytes, SCRATCH_ALIGNMENT) for array in arrays]

@@ -42,8 +42,9 @@ from .steps import run_step
 class Notes(NamedTuple):
     """Callbacks (C functions without arguments) that a run makes together with its writes.
 
-    begun: called before the first write, when the saved states are valid. steps: by a step's index,
-    called with its first and its last write. replay: called with the launch of a captured run.
+    begun: called before the first write, when the saved states are valid. steps: {a step's index:
+    functions called right after its first and after its last write}. replay: the same of the
+    launch of a captured run.
     """
 
     begun: Note | None = None
@@ -265,7 +266,10 @@ class Session(Summary, Generic[ArrayT]):
         return self.results(values)
 
     def begin(self, values: list[Any], notes: Notes, slots: Sequence[int] = ()) -> None:
-        """Save states, and running statistics that are fed in `slots`; then call `notes.begun`."""
+        """Save states, and running statistics that are fed in `slots`; then call `notes.begun`.
+
+        values: by slot, before the first step.
+        """
         for array, copy in self._saved:
             copy[...] = array
         fed = [values[slot] for slot in slots]
@@ -329,7 +333,7 @@ class Session(Summary, Generic[ArrayT]):
         return self.program.feeds[name][1]
 
     def as_fed(self, name: str, value: Any) -> Any:
-        """Return a feed as an array, a list of them or EMPTY; refused where it does not fit.
+        """Return the value fed to input `name` as an array, a list of them or EMPTY, or refuse it.
 
         An array of the device is copied to the host if the host reads it; one of the host stays.
         """
@@ -344,7 +348,7 @@ class Session(Summary, Generic[ArrayT]):
         return arrays
 
     def _check(self, item: Value, value: Any) -> None:
-        """Refuse a feed of another type or rank than the model declares."""
+        """Refuse a fed array, or list of them, of another type or rank than `item` declares."""
         if item.is_sequence != isinstance(value, list):
             got = "an array" if item.is_sequence else "a sequence"
             refuse(self.caller, cut(item.name), "the other of array and sequence", got)

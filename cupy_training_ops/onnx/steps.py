@@ -142,9 +142,10 @@ def _owners(steps: Sequence[Step]) -> Mapping[int, int]:
 def _last_uses(
     steps: Sequence[Step], owner: Mapping[int, int], lasting: set[int]
 ) -> dict[int, int]:
-    """Return each slot that is no view: the index of the last step that uses its memory.
+    """Return {slot that is no view: index of the last step that uses its memory}.
 
-    For the slots `lasting` that is the number of steps, one more than any index.
+    owner: {slot that may be a view: slot whose memory it has}. For the slots `lasting` that is the
+    number of steps, one more than any index.
     """
     last: dict[int, int] = {}
     for i, step in enumerate(steps):
@@ -167,7 +168,7 @@ def _over_one(run: Run, place: int, values: list[Any]) -> Sequence[Any]:
 
 
 def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequence[Any]:
-    """Run with the result in the first input of `places` that has the result's shape and type.
+    """Return run(values), its result in the first input of `places` of its shape and type.
 
     That is one to which all inputs broadcast, where all have one type. Most often all have one
     shape, which is looked at first.
@@ -207,8 +208,8 @@ def with_gradients_in_place(steps: Sequence[Step], lasting: Collection[int]) -> 
 
     InPlaceAccumulatorV2(buffer, value, flag) copies value to buffer where flag is set, else adds
     it. The step that makes the value gets buffer and flag as two more inputs, and writes the buffer
-    itself if the flag is set. This needs a value and a buffer with no other reader, and a flag that
-    is known before.
+    itself if the flag is set. This needs a value and a buffer with no other reader, a value not in
+    the slots `lasting` (outputs), and a flag that is known before.
     """
     reads = Counter(slot for step in steps for slot in step.inputs)
     makers = {slot: i for i, step in enumerate(steps) for slot in step.outputs}

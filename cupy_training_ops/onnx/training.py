@@ -147,7 +147,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         tf32: Any,
         graph: Any,
     ) -> None:
-        """Open three models: of training, of evaluation (or None), of the optimizer (or None)."""
+        """Open three models: of training, of evaluation (or None), of the optimizer (or None).
+
+        checkpoint: their parameters and moments. The others as TrainingSession has them.
+        """
         if graph:
             _refuse_uncapturable(xp, activations)
         super().__init__()
@@ -155,6 +158,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         training, evaluation, optimizer = models
         self._training = Session(training, xp, seed=seed, activations=activations, tf32=tf32)
         self._eval = None if evaluation is None else Session(evaluation, xp, tf32=tf32)
+        # True: launches of a run are recorded, and repeated in later ones.
         self._is_noted = getattr(xp, "__name__", "") == "cupy" and activations is None
         arrays = NUMBERS if graph or self._is_noted else ()
         self._optimizer = None if optimizer is None else Session(optimizer, xp, arrays=arrays)
@@ -231,7 +235,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
             self._refuse("training_model.onnx", "one that generate_artifacts wrote", "another")
 
     def _load_optimizer(self, optimizer: Session, checkpoint: Checkpoint) -> None:
-        """Fill `_moments` (by kind, then by parameter), the step count and the learning rate."""
+        """Fill `_moments` (by kind, then by parameter), the step count and the learning rate.
+
+        optimizer: the session of its model. checkpoint: their values; moments not in it are zeros.
+        """
         extra = sorted(set(optimizer.inputs) - OPTIMIZER_INPUTS)
         if extra:
             self._refuse("optimizer_model.onnx", f"inputs among {sorted(OPTIMIZER_INPUTS)}", extra)
@@ -348,7 +355,8 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
     def _forward_backward(self, call: str, inputs: Sequence[Any], named: Arrays) -> Any:
         """Run forward and backward, and return the loss; `_put_back` can still restore the states.
 
-        call: the public method's name, for messages. `_point` changes together with writes: before
+        call: the public method's name, for messages. inputs, named: its inputs by position and by
+        name. `_point` changes together with writes: before
         the first of all, is_begun is set; with the first one into a gradient's buffer is_reset,
         since the sums of batches before are lost then.
         """
@@ -448,8 +456,8 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
     ) -> dict[str, Any]:
         """Return the inputs of a call by name.
 
-        call: its name, for messages. user: all names, in order. inputs: by position. may_lack: some
-        may be missing, not all.
+        call: its name, for messages. user: all inputs' names, in order. inputs: those by position.
+        named: those by name. may_lack: some may be missing, not all.
         """
         feeds = dict(zip(user, inputs, strict=False))
         twice = feeds.keys() & named.keys()

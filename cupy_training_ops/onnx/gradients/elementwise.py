@@ -2,6 +2,10 @@
 """Gradients of element-wise operators, with NumPy's broadcasting of their inputs.
 
 A gradient of 0 is chosen (Where), not multiplied by 0, which would make NaN of an infinity.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that work element by element, with NumPy's broadcasting."""
+"""Operators that work element by element, with NumPy's broadcasting.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 

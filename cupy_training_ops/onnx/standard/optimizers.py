@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Steps of optimizers of the domain ai.onnx.preview.training: new arrays for old ones.
 
-The inputs are the learning rate, the number of steps before, and lists of n arrays one behind the
-other: x_1 ... x_n, their gradients, and n of each moment.
+The inputs are the learning rate, the count of steps before, and lists of n arrays one behind the
+other: x_1 ... x_n, their gradients, and n of each moment. In formulas g is the gradient plus
+norm_coefficient x.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ def _update(
     arrays: Sequence[Array],
     n_lists: int,
 ) -> tuple[Array, ...]:
-    """Return new variables and moments, list by list.
+    """Return the new variables x_1 ... x_n, then n new ones of each moment.
 
     function: (rate, count, x, gradient, moments...) to the new (x, moments...) of one variable.
     arrays: n_lists lists of equal length, one behind the other.
@@ -110,7 +113,8 @@ def adam(
 ) -> tuple[Array, ...]:
     """v = alpha v + (1 - alpha) g, h = beta h + (1 - beta) g^2.
 
-    x -= rate c v / (sqrt(h) + epsilon), c = sqrt(1 - beta^count) / (1 - alpha^count), 1 in step 0.
+    x -= rate c v / (sqrt(h) + epsilon), c = sqrt(1 - beta^count) / (1 - alpha^count), 1 in step 0;
+    then x *= 1 - norm_coefficient_post.
     """
 
     def step(

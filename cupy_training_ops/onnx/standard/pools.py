@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators over windows and regions: norms of windows, inverses of pooling, maxima of regions."""
+"""Operators over windows and regions: norms of windows, inverses of pooling, maxima of regions.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@
 
 A session appends the state to a node's inputs, and each run updates it; a node that runs by itself
 has none, and draws by its attribute `seed`, or by the operating system's random bits.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
 """
 
 from __future__ import annotations
@@ -81,7 +83,10 @@ def _draw_uniform(
     low: float,
     high: float,
 ) -> Array:
-    """Return uniform numbers of a shape and type, from low to high; state, seed: as of _uniform."""
+    """Return uniform numbers of a shape and type, from low to high.
+
+    state: as in the module, updated in place; None: made from `seed`, or at random.
+    """
     u = _uniform(xp, state, seed, math.prod(shape), dtype).reshape(tuple(shape))
     return (low + u * (high - low)).astype(dtype)
 
@@ -95,7 +100,10 @@ def _draw_normal(
     mean: float,
     scale: float,
 ) -> Array:
-    """Return normal numbers, mean + scale sqrt(-2 log(1 - u)) cos(2 pi v) (Box-Muller)."""
+    """Return normal numbers, mean + scale sqrt(-2 log(1 - u)) cos(2 pi v) (Box-Muller).
+
+    state: as in the module, updated in place; None: made from `seed`, or at random.
+    """
     n = math.prod(shape)
     numbers = _uniform(xp, state, seed, 2 * n, FLOAT64)
     radius = xp.sqrt(-2 * xp.log(1 - numbers[:n]))

@@ -2,6 +2,9 @@
 """Recurrent layers: RNN, GRU and LSTM, in one direction or both.
 
 The inputs' part of all gates is one product for the whole sequence; each step adds the state's.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+w, r, bias, lengths, h, c, peepholes: ONNX's W, R, B, sequence_lens, initial_h, initial_c and P.
 """
 
 from __future__ import annotations
@@ -93,7 +96,7 @@ def activations_of(names: Sequence[str], alphas: Floats, betas: Floats) -> list[
 
 
 def activations_checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
-    """Return a check of a node's attributes: number and names of activations, alphas, betas.
+    """Return a function that refuses a node's attributes with wrong activations, alphas or betas.
 
     defaults: the activations of one direction.
     """
@@ -116,10 +119,12 @@ def activations_checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
 class Layer:
     """Base of RNN, GRU and LSTM over NumPy and CuPy; half types are computed in float32.
 
-    x: (steps, batch, inputs). w, r, bias: as ONNX's W, R, B, with a direction first. n_hidden: of a
-    state. backward: for each direction, True if it goes from the last step to the first. n_gates:
-    gates of a step. layout: 1 if inputs and outputs have the batch first. clip: inputs of
-    activations are clipped to -clip and clip.
+    Its attributes: x, (steps, batch, inputs); w, r, bias, ONNX's W, R, B, by direction first;
+    n_hidden, elements of a state; backward, for each direction True if it goes from the last step
+    to the first.
+
+    arrays: x, w, r and bias, or None. n_gates: gates of a step. layout: 1 if inputs and outputs
+    have the batch first. clip: inputs of activations are clipped to -clip and clip.
     """
 
     def __init__(
@@ -184,9 +189,9 @@ class Layer:
     ) -> tuple[Array, ...]:
         """Return Y, the hidden states of all steps, and the last of each state.
 
-        steps: for each direction, its function (see Step) and the bias beside W x. starts: initial
-        states. lengths: of each sequence, or None; one that has ended keeps its states, and has
-        zeros in Y.
+        steps: for each direction, (its function of W x_t + bias and the states before, the bias).
+        starts: initial states. lengths: of each sequence, or None; one that has ended keeps its
+        states, and has zeros in Y.
         """
         xp, (n_times, batch, _) = self.xp, self.x.shape
         if lengths is not None:

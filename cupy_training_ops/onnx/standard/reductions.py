@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Products of matrices, reductions, operators along an axis, and normalizations."""
+"""Products of matrices, reductions, operators along an axis, and normalizations.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ _SUM = _in_input_type(_in_type("sum"))
 
 
 def _sum(xp: Module, x: Array, axes: Any, keep: bool, out: Array = None) -> Array:
-    """Return sums by this package's kernels for the types that they have, else by NumPy or CuPy.
+    """Return sums over axes by this package's kernels where they have the type, else by xp's own.
 
     Halves are summed in float32. out: is written if it has the result's shape and type.
     """

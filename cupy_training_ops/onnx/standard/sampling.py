@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that read images between their pixels: grids, regions, deformed convolutions."""
+"""Operators that read images between their pixels: grids, regions, deformed convolutions.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 

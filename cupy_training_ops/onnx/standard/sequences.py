@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators on sequences, which are lists of arrays, and on optional values, which may be EMPTY."""
+"""Operators on sequences, which are lists of arrays, and on optional values, which may be EMPTY.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that make, join, split, index and resize arrays, or look at their shapes."""
+"""Operators that make, join, split, index and resize arrays, or look at their shapes.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 

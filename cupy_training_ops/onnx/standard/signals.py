@@ -2,6 +2,8 @@
 """Fourier transforms of signals, windows, and weights of mel bands.
 
 Complex numbers are two real ones along a last dimension.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
 """
 
 from __future__ import annotations
