@@ -50,7 +50,7 @@ READ: Mapping[tuple[str, int], str] = {
 
 
 class Activations:
-    """Stores one session's activations in an ActivationStash of the policy of this name."""
+    """Stores one session's activations in `stash`, an ActivationStash of the policy `policy`."""
 
     def __init__(self, policy: Any) -> None:
         if not isinstance(policy, str) or policy not in POLICIES:
@@ -146,8 +146,9 @@ def _backward(graph: Graph) -> set[int]:
 
 
 def _needs(graph: Graph, backward: set[int]) -> dict[str, str]:
-    """Return the need of each value that is stored as codes: {"relu_out": "sign"}, for example.
+    """Return {value's name: its need} of those that are stored as codes, as {"relu_out": "sign"}.
 
+    backward: indices of the backward part's nodes.
     A value of the forward part is stored as codes if the backward part reads it, and if it needs
     neither this value's exact numbers nor those of another one in the same memory.
     """
@@ -167,7 +168,10 @@ def _needs(graph: Graph, backward: set[int]) -> dict[str, str]:
 
 
 def _owners(graph: Graph, backward: set[int]) -> dict[str, str]:
-    """Return, for each view in the forward part, the value whose memory it has."""
+    """Return {view of the forward part: value whose memory it has}, both names.
+
+    backward: indices of the backward part's nodes.
+    """
     owner: dict[str, str] = {}
     for i, node in enumerate(graph.nodes):
         if i not in backward and node.op_type in (*VIEWS, "Split", "Slice", "Expand"):

@@ -220,7 +220,7 @@ def _statistics(graph: Graph, initializers: Collection[str]) -> list[str]:
 def _untied(
     graph: Graph, initializers: Collection[str], tied: Collection[str] | None
 ) -> tuple[Graph, set[str]]:
-    """Return the graph with a copy of a shared initializer for each parameter, and all names.
+    """Return the graph with a copy of a shared initializer for each parameter, and all their names.
 
     Exporters write equal initializers once, and Identity nodes for the others: so it is with new
     biases (all 0) and scales (all 1). A model does not say which of them are one parameter. tied:

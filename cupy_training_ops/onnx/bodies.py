@@ -142,7 +142,7 @@ def _types(
 ) -> Iterator[tuple[str, Dtype]]:
     """Yield (name, type) of a node's outputs whose type is known.
 
-    It follows from the types of the inputs, or is what the model declares.
+    It follows from the types of the inputs, or is what the model declares (`declared`, by name).
     """
     dtypes: Sequence[Dtype | None] = ()
     try:

@@ -139,7 +139,10 @@ class _Reader:
 
 
 def _properties(table: Table | None) -> dict[str, int | float | str]:
-    """Return properties by name, from a table whose fields are integers, floats and texts."""
+    """Return properties by name, from a table whose fields 0, 1, 2 are integers, floats, texts.
+
+    Each field is a vector of tables with field 0 the name and field 1 the value.
+    """
     if table is None:
         return {}
     properties: dict[str, int | float | str] = {}

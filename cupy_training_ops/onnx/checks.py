@@ -175,7 +175,7 @@ class Labels:
 
 
 def _origins(graph: Graph) -> dict[str, str]:
-    """Return the name of each reshaped value: the name of the value that it is reshaped from."""
+    """Return {name of a reshaped value: name of the value that it is reshaped from}."""
     origins: dict[str, str] = {}
     for node in graph.nodes:
         if node.op_type in ("Flatten", "Reshape", "Squeeze", "Unsqueeze") and node.is_standard:
@@ -245,7 +245,7 @@ def _title(node: Node, maker: Node | None) -> str:
 
 
 def _makers(graph: Graph) -> dict[str, Node]:
-    """Return each value's name: the node that makes it, of an Identity's the one before that."""
+    """Return {value's name: the node that makes it}, behind an Identity the one before that."""
     makers: dict[str, Node] = {}
     for node in graph.nodes:
         is_same = node.op_type == "Identity" and node.inputs[0] in makers
@@ -453,7 +453,10 @@ class _Schema(NamedTuple):
     allowed: Mapping[str, frozenset[str]]  # by type variable
 
     def input(self, k: int) -> tuple[str, str, bool]:
-        """Return the k-th input, of a list at the end the same for all of its arrays."""
+        """Return input k: (name, type, False if arrays of a list may differ in type).
+
+        The last one, if it is a list, stands for all inputs behind it, too.
+        """
         return self.inputs[min(k, len(self.inputs) - 1)]
 
 

@@ -78,7 +78,7 @@ class _Part:
 
 
 class _Compiled:
-    """A compiled graph: `run([x, y])` returns the list of its outputs."""
+    """A compiled graph, run step by step: `run([x, y])` returns the list of its outputs."""
 
     def __init__(self, part: _Part, xp: Any) -> None:
         self._xp = xp
@@ -150,7 +150,10 @@ def _flag(value: Any, name: str) -> bool:
 
 
 def _control_runner(make: Callable[[Any], Run], host: frozenset[int]) -> Runner:
-    """Return a runner as of all nodes here; host: indices of the inputs that the host reads."""
+    """Return the Runner of a node that runs graphs; make(xp) returns its run.
+
+    host: indices of the inputs that the host reads.
+    """
     return Runner(make, host=host, follows=True, grows=True, keeps=True)
 
 

@@ -109,7 +109,7 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None
 def _factor(array: Any, batch: tuple[int, ...]) -> Factor:
     """Return a Factor of the array where cuBLAS can read its strides, else of a copy.
 
-    batch: the extents of the product before its last two.
+    batch: the shape of the product without its last two dimensions.
     """
     stride = _batch_stride(array, batch)
     layout = None if stride is None else _layout(array)
@@ -139,7 +139,7 @@ def _layout(array: Any) -> tuple[bool, int] | None:
 def _batch_stride(array: Any, batch: tuple[int, ...]) -> int | None:
     """Return how many elements a batch's matrices are apart; None where that is not one number.
 
-    0 of one matrix for all.
+    0 of one matrix for all. batch: the shape of the product without its last two dimensions.
     """
     own = array.shape[:-2]
     if not batch or all(extent == 1 for extent in own):
@@ -216,7 +216,7 @@ def _gemm() -> Any:
 
 
 class _Handles(threading.local):
-    """A thread's handles by device and stream, each with scratch memory of its own."""
+    """A thread's cuBLAS handles: by_stream[device, stream's address] = (handle, scratch memory)."""
 
     def __init__(self) -> None:
         self.by_stream: dict[tuple[int, int], tuple[ctypes.c_void_p, Any]] = {}

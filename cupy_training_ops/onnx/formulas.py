@@ -173,7 +173,7 @@ def _attention(known: _Known, softmax: Node) -> _Formula | None:
 def _read_scores(known: _Known, name: str) -> tuple[list[Node], str, float] | None:
     """Return how a Softmax's input `name` is computed as scale Q K^T + mask; None if it is not.
 
-    (nodes from the product of Q and K on, the mask's name or "", scale).
+    How: (nodes from the product of Q and K on, the mask's name or "", scale).
     """
     nodes, mask = [], ""
     cast = known.maker(name, "Cast")

@@ -235,7 +235,7 @@ def sort_nodes(nodes: Iterable[Node], known: Iterable[str], problems: Problems) 
 
 
 def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dict[str, int]:
-    """Return each value's name: the index of the node that makes it.
+    """Return {value's name: index of the node that makes it}.
 
     known: names of inputs and constants. Names that are made twice, and inputs that nothing makes,
     are added to `problems`.

@@ -52,7 +52,7 @@ class _Noted(NamedTuple):
 
 
 class _Form(Form):
-    """A form, and its recorded run once there is one; n_runs: how many runs it had."""
+    """A form, and its recorded run, `noted`, once there is one; n_runs: how many runs it had."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,9 +71,10 @@ class NotedRuns(Forms[_Form]):
         super().__init__(session, fixed)
         self.make_form = _Form
         self._run_plainly = session.run_over(fixed)
-        self._stores: workspace.Stores = {}
-        self._stream: Any = None
+        self._stores: workspace.Stores = {}  # scratch memory of kernels
+        self._stream: Any = None  # of the last run
         copies = [step.run for step in session.program.steps if step.runner is None]
+        # False: a step copies to the host, so that no run is recorded.
         self._is_noted = all(isinstance(run, Upload) for run in copies)
 
     def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
@@ -112,7 +113,10 @@ class NotedRuns(Forms[_Form]):
         self._memory = None
 
     def _record(self, form: _Form, feeds: Arrays, notes: Notes) -> dict[str, Any]:
-        """Run ordinarily, and make the plan of the memory that this took (`form.plan`)."""
+        """Run ordinarily, and make the plan of the memory that this took (`form.plan`).
+
+        Return the results by name.
+        """
         session, recorder = self._session, Recorder(cupy.cuda.get_allocator())
         values = session.start_values({**self._fixed, **feeds})
         session.begin(values, notes)
@@ -127,8 +131,8 @@ class NotedRuns(Forms[_Form]):
     def _note(self, form: _Form, feeds: Arrays, notes: Notes) -> dict[str, Any]:
         """Run in memory of the form's plan, and record the launches (`form.noted`).
 
-        If the run took other blocks than the plan has, the plan is dropped, and made anew next
-        time.
+        Return the results by name. If the run took other blocks than the plan has, the plan is
+        dropped, and made anew next time.
         """
         session, plan = self._session, form.plan
         assert plan is not None

@@ -65,7 +65,7 @@ def node_runners(
     known: Mapping[int, Runner] = MappingProxyType({}),
     own: Callable[[Node], Runner | None] = lambda _: None,
 ) -> dict[int, Runner]:
-    """Return the runner of each node by its index; nodes that nothing runs go to `problems`.
+    """Return {node's index: its runner}; nodes that nothing runs are added to `problems`.
 
     known: runners that exist already, by `id(node)`. own: returns the runner of nodes that the
     caller runs itself (subgraphs, for example), else None.
@@ -164,6 +164,8 @@ class Compiler:
         arrays: names of inputs that stay on the device, though all their readers could take
         numbers of the host.
         """
+        # _on_host: indices of nodes that the host computes. _updated: constants that nodes write.
+        # _values: of each slot before the first step. _slots: by (value's name, is on host).
         self._arrays = arrays
         self._graph, self._xp, self._runners = graph, xp, runners
         self._is_host = xp is np
@@ -228,7 +230,7 @@ class Compiler:
     def _updated_feeds(
         self, steps: Sequence[Step]
     ) -> tuple[frozenset[str], Mapping[int, frozenset[str]]]:
-        """Return the fed inputs that batch normalisation updates, and the steps that update others.
+        """Return names of fed inputs that batch norms update, {index of a step: others it updates}.
 
         Running statistics are small: a session copies them before each run, to restore them if it
         is stopped. Other inputs, such as weights, are not copied: the caller marks their steps.

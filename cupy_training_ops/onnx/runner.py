@@ -221,7 +221,7 @@ def _attributes(node: Node, cls: type[Op]) -> dict[str, Any]:
 
 @functools.cache
 def _kinds(cls: type[Op]) -> dict[str, Any]:
-    """Return the type of each attribute's value, by its name here and in ONNX Runtime."""
+    """Return {attribute's name, here or in ONNX Runtime: type of its value}."""
     kinds = {item.name: gives(item.convert) for item in cls.attributes}
     aliases = cls.declaration.other_attributes.items()
     return kinds | {name: kinds[attribute.name] for name, attribute in aliases}

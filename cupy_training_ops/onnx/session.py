@@ -114,11 +114,11 @@ class Session(Summary, Generic[ArrayT]):
         runners = with_gradient_checks(graph, runners)
         self.graph = graph
         self.extents = Extents(graph)
-        self._declared = {item.name: item for item in graph.inputs}
+        self._declared = {item.name: item for item in graph.inputs}  # Values by name
         self.program: Program = Compiler(graph, xp, runners, arrays).compile()
         # Slots of fed arrays that runs update, and that are saved before each.
         self._fed_statistics = [self.program.feeds[n][0] for n in self.program.statistics]
-        self._written: tuple[Any, ...] = ()
+        self._written: tuple[Any, ...] = ()  # arrays that each run writes
         self._save_all(self.program.written)
         self._is_begun = (
             False  # True from a run's first write to its end: states have to be put back
@@ -170,7 +170,10 @@ class Session(Summary, Generic[ArrayT]):
         return dict(zip(names, parts, strict=True))
 
     def report(self) -> dict[str, Any]:
-        """The last run's activations as codes, as ActivationStash.report gives them."""
+        """Return bytes of the last run's activations `before` and `after` they became codes.
+
+        `peak`: most of these at a time. `names`: by array, codec, need, before and after.
+        """
         if self._activations is None:
             raise ArgumentError("Session: report: there are no activations as codes")
         return self._activations.stash.report()
@@ -239,7 +242,10 @@ class Session(Summary, Generic[ArrayT]):
         return run
 
     def run_checked(self, feeds: Mapping[str, Any], notes: Notes = NO_NOTES) -> dict[str, Any]:
-        """Run without saving fed statistics or noting labels' range, which the caller has done."""
+        """Return outputs by name, of feeds by name whose labels the caller has checked.
+
+        Running statistics that are fed are not saved before.
+        """
         return self._run_saving(self.start_values(feeds), notes, ())
 
     @property

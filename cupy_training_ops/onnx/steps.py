@@ -128,7 +128,7 @@ def owners_of(steps: Sequence[Step], slots: set[int]) -> set[int]:
 
 
 def _owners(steps: Sequence[Step]) -> Mapping[int, int]:
-    """Return each slot that may be a view: the slot whose memory it has, itself no view."""
+    """Return {slot that may be a view: slot whose memory it has, itself no view}."""
     owner: dict[int, int] = {}
     for step in steps:
         views = step.runner.views if step.runner else {0: 0}  # a host array's copy may be itself
@@ -276,7 +276,10 @@ class _IntoBuffers:
     def __call__(
         self, values: list[Any], out: Mapping[int, Any] = MappingProxyType({})
     ) -> Sequence[Any]:
-        """Run over the own inputs, with outputs in buffers where flags are set and types agree."""
+        """Return the run's outputs, in buffers where flags are set and types agree.
+
+        values: the run's inputs, then buffers and flags. out: {output's index: array to write}.
+        """
         own, outs = values[: self._n], dict(out)
         for output, buffer, flag, like in self.targets:
             if values[flag].all() and values[like].dtype == values[buffer].dtype:

@@ -469,7 +469,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         return feeds
 
     def report(self) -> dict[str, Any]:
-        """The last step's activations as codes, as ActivationStash.report gives them."""
+        """Return bytes of the last step's activations `before` and `after` they became codes.
+
+        `peak`: most of these at a time. `names`: by array, codec, need, before and after.
+        """
         return self._training.report()
 
     # ---- files -----------------------------------------------------------------------------------
@@ -503,7 +506,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         With the models of the folder it goes on there, by `CheckpointState.load_checkpoint`, and
         here, as the folder's file `checkpoint`. Gradients since the last `apply` and states of
         random numbers are not in it, as `save` has them. Arrays of more than 1 GiB go into a file
-        beside it, with `.data` at its name's end. sync: as of `save`.
+        beside it, with `.data` at its name's end. sync: wait until it is on the disk.
         """
         self._check_file("save_checkpoint", file)
         host = {n: self._on_host(a) for n, a in self._parameters.items()}
@@ -551,7 +554,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         """Write a plain inference model with the parameters as they are now.
 
         outputs: values of the eval model by name; by default what its loss is computed of.
-        sync: as of `save`.
+        sync: wait until it is on the disk.
         """
         if self._eval is None:
             raise ArgumentError("TrainingSession: there is no eval_model.onnx")

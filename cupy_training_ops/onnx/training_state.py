@@ -58,6 +58,7 @@ def exclusive(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S,
 
     @functools.wraps(method)
     def call_alone(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return method(self, ...) after the checks, with the session's lock."""
         with self.lock:
             if self._is_called and _is_below(sys._getframe(1), sys._getframe().f_code, self):
                 raise ProviderError(

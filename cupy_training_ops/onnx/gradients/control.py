@@ -305,6 +305,7 @@ class _Runs:
         self.places = [k for k, name in enumerate(states) if name in names]
         self.with_gradient = [states[k] for k in self.places]
         self.seeds = [body.seed(f"{name}{SUFFIX}", name) for name in self.with_gradient]
+        # Pairs (output of the body that becomes a state, its gradient), with which a run begins.
         self.seeds_of_results = [
             (results[k], seed) for k, seed in zip(self.places, self.seeds, strict=True)
         ]

@@ -53,7 +53,7 @@ FORMULAS: dict[str, Callable[[Site, Term, Term, Term], Term]] = {
 
 
 def _by_formula(formula: Callable[[Site, Term, Term, Term], Term]) -> Rule:
-    """Return the rule of an operator of one input from a formula as in FORMULAS."""
+    """Return the rule of an operator of one input; formula(site, dy, x, y) returns dx."""
 
     def rule(site: Site) -> Sequence[Term]:
         return [formula(site, site.dys[0], site.inputs[0], site.outputs[0])]

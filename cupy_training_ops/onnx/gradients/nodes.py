@@ -135,7 +135,7 @@ class _Gradient:
     def _copy(self, places: Sequence[int]) -> dict[str, str]:
         """Add copies of the nodes of indices `places`, over the node's inputs as xs and zs.
 
-        Return each value's name: the name of its copy.
+        Return {value's name: the name of its copy}.
         """
         writer = self._writer
         names = {

@@ -199,7 +199,10 @@ def _read_equation(site: Site) -> tuple[list[str], str]:
 
 
 def _of_operand(site: Site, place: int, terms: Sequence[str], result: str) -> Term:
-    """Return the gradient of operand `place`; terms, result: as of _read_equation."""
+    """Return the gradient of operand `place`.
+
+    terms: each operand's letters. result: the result's. "ij,jk->ik": ["ij", "jk"], "ik".
+    """
     x, own = site.inputs[place], terms[place]
     free = (c for c in string.ascii_letters if not any(c in term for term in (*terms, result)))
     operands = [(site.dys[0], result)]

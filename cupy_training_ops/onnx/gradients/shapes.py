@@ -238,7 +238,7 @@ def range_(site: Site) -> Sequence[Term | None]:
 
 
 class _Scatter:
-    """Gathers and scatters by the indices of a ScatterElements or ScatterND node."""
+    """Gathers and scatters by the indices (input 1) of a ScatterElements or ScatterND node."""
 
     def __init__(self, site: Site) -> None:
         self._site, self._indices = site, site.inputs[1]

@@ -40,9 +40,9 @@ def names_of(graph: Graph) -> set[str]:
 
 
 def sequences_of(graph: Graph, types: Mapping[str, Dtype]) -> dict[str, Dtype | None]:
-    """Return the name of each value that is a sequence: the type of its arrays, None if unknown.
+    """Return {name of a value that is a sequence: type of its arrays, None if unknown}.
 
-    types: those of values by name.
+    types: of single arrays by name.
     """
     known = {item.name: item.dtype for item in graph.inputs if item.is_sequence}
     for node in graph.nodes:

@@ -120,6 +120,7 @@ def adam(
     def step(
         rate: Array, count: Array, x: Array, gradient: Array, v: Array, h: Array
     ) -> Sequence[Any]:
+        """Return the new x, v and h of one variable."""
         gradient = _add_penalty(x, gradient, norm_coefficient)
         v = v * scalar(x, alpha) + gradient * scalar(x, 1 - alpha)
         h = h * scalar(x, beta) + gradient * gradient * scalar(x, 1 - beta)

@@ -122,6 +122,7 @@ def random_uniform(
     low: float = 0.0,
     seed: float | None = None,
 ) -> Array:
+    """Return uniform numbers from low to high, of `shape`, float32 without a dtype."""
     return _draw_uniform(xp, extents(shape), state, seed, _type(dtype, FLOAT32), low, high)
 
 
@@ -136,6 +137,7 @@ def random_uniform_like(
     low: float = 0.0,
     seed: float | None = None,
 ) -> Array:
+    """Return uniform numbers from low to high, of x's shape, and type without a dtype."""
     return _draw_uniform(xp, x.shape, state, seed, _type(dtype, x.dtype), low, high)
 
 
@@ -150,6 +152,7 @@ def random_normal(
     scale: float = 1.0,
     seed: float | None = None,
 ) -> Array:
+    """Return normal numbers of a shape; scale: standard deviation. dtype: float32 without one."""
     return _draw_normal(xp, extents(shape), state, seed, _type(dtype, FLOAT32), mean, scale)
 
 
@@ -164,6 +167,7 @@ def random_normal_like(
     scale: float = 1.0,
     seed: float | None = None,
 ) -> Array:
+    """Return normal numbers of x's shape; scale: standard deviation. dtype: x's without one."""
     return _draw_normal(xp, x.shape, state, seed, _type(dtype, x.dtype), mean, scale)
 
 

@@ -32,7 +32,7 @@ DIRECTIONS = ("forward", "reverse", "bidirectional")
 Names = Sequence[str] | None
 Floats = Sequence[float] | None
 States = tuple[Array, ...]  # hidden state, and of an LSTM the cell; each (batch, hidden)
-Step = Callable[[Array, States], States]  # (W x_t + bias, states before) to states behind
+Step = Callable[[Array, States], States]  # (W x_t + bias, states before t) to states after t
 
 
 # ---- activations ---------------------------------------------------------------------------------
@@ -102,6 +102,7 @@ def activations_checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
     """
 
     def check(attributes: Mapping[str, Any]) -> None:
+        """Refuse attributes of a node (values by name) that do not fit `defaults`."""
         n = 2 if attributes.get("direction") == "bidirectional" else 1
         activations = attributes.get("activations")
         if activations is not None and len(activations) != n * len(defaults):
@@ -243,7 +244,8 @@ def rnn(
     functions = activations_of(activations or ("Tanh",) * n, activation_alpha, activation_beta)
 
     def step_of(d: int) -> tuple[Step, Any]:
-        def step(inputs: Array, states: States) -> States:  # inputs: (batch, hidden)
+        def step(inputs: Array, states: States) -> States:
+            """Return (h_t,); inputs: W x_t + bias, (batch, hidden). states: (h_(t-1),)."""
             total = inputs + layer.times(states[0], layer.r[d])
             return (functions[d](xp, layer.bound(total)),)
 
@@ -290,7 +292,8 @@ def gru(
         own, states_own = layer.biases(d)
         hidden_bias = 0 if layer.bias is None else states_own[2 * m :]
 
-        def step(inputs: Array, states: States) -> States:  # inputs: (batch, 3 hidden)
+        def step(inputs: Array, states: States) -> States:
+            """Return (h_t,); inputs: W x_t + bias, (batch, 3 hidden). states: (h_(t-1),)."""
             before = states[0]
             gates = inputs[:, : 2 * m] + layer.times(before, of_gates)
             gates = f(xp, layer.bound(gates))
@@ -353,7 +356,8 @@ def lstm(
         f, g, h_function = functions[3 * d : 3 * d + 3]
         looks = [0, 0, 0] if peepholes is None else wide(peepholes)[d].reshape(3, m)
 
-        def step(inputs: Array, states: States) -> States:  # inputs: (batch, 4 hidden)
+        def step(inputs: Array, states: States) -> States:
+            """Return h_t and c_t; inputs: W x_t + bias, (batch, 4 hidden). states: h, c before."""
             before, cell = states
             total = inputs + layer.times(before, layer.r[d])
             parts = [total[:, k * m : (k + 1) * m] for k in range(4)]

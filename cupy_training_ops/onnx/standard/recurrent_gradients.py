@@ -40,7 +40,7 @@ def are_defaults(names: Names, defaults: Sequence[str]) -> bool:
 
 
 def refuse_others(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
-    """Return a function that refuses a node's attributes with other activations, or with clip.
+    """Return a function that refuses a node's attributes with clip, or not these activations.
 
     With these, the slopes follow from the gates that LSTMTraining and GRUTraining give.
     """
@@ -83,7 +83,10 @@ class Way(Layer):
         layout: int,
         clip: float | None,
     ) -> None:
-        """arrays: x, W, R and B (or None). states: the layer's output Y. Others as of Layer."""
+        """Prepare; arrays: x, W, R and B (or None). states: the layer's Y. n_gates: of a step.
+
+        lengths: of each sequence, or None. The others are attributes of the layer's node.
+        """
         super().__init__(xp, arrays, n_gates, hidden_size, direction, layout, clip)
         self.goes_on = None
         if lengths is not None:
@@ -95,7 +98,7 @@ class Way(Layer):
         if states is None:
             raise ArgumentError("its input Y is missing")
         self.states = self.of_steps("Y", states)
-        self._parts: list[tuple[Array, ...]] = []
+        self._parts: list[tuple[Array, ...]] = []  # of each direction: (dX, dW, dR, dB, others)
 
     def of_steps(self, name: str, value: Array, n: int = 1) -> Array:
         """Return an input such as Y as (steps, directions, batch, n hidden), checked; or None."""

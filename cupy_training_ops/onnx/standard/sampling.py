@@ -133,6 +133,7 @@ def _grid_sample(
     """Return the values (N, C, ...) of images x at the places of grid (N, ..., rank), from -1 to 1.
 
     grid[..., 0] is along the last axis of an image. mode: "linear", "nearest" or "cubic".
+    align_corners: -1 and 1 are the middles of the outer pixels, else their outer borders.
     """
     shape, rank = x.shape[2:], x.ndim - 2
     if rank < 1 or grid.ndim != x.ndim or grid.shape[-1] != rank or grid.shape[0] != x.shape[0]:
@@ -191,6 +192,7 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool = False,
 ) -> Array:
+    """Return the values of images x at the places of `grid`, from -1 to 1 (GridSample)."""
     return _grid_sample(xp, x, grid, mode, padding_mode, align_corners)
 
 
@@ -293,7 +295,7 @@ def roi_align(
         start, length = corners[:, axis], corners[:, axis + 2] - corners[:, axis]
         length = length if is_shifted else xp.maximum(length, scalar(rois, 1))
         lines.append(_roi_line(xp, start, length / scalar(rois, cells), cells, sampling_ratio))
-    # Places are the products of a line of y and a line of x for each region: (R, cells most).
+    # A region's places are a grid of ys by xs, each (R, cells * most places of a cell).
     (ys, in_y, n_y), (xs, in_x, n_x) = lines
     grid = (len(rois), ys.shape[1], xs.shape[1])
     places = [xp.broadcast_to(ys[:, :, None], grid), xp.broadcast_to(xs[:, None, :], grid)]
@@ -426,7 +428,7 @@ def _along(line: Any, axis: int, rank: int) -> Any:
 
 
 def _check_groups(x: Array, w: Array, offset: Array, group: int, offset_group: int) -> None:
-    """Refuse numbers of groups that do not fit the shapes."""
+    """Refuse groups of channels, or of offsets, whose number does not fit DeformConv's inputs."""
     channels, rank = x.shape[1], x.ndim - 2
     if channels != w.shape[1] * group or w.shape[0] % group:
         raise ArgumentError(f"group: {group} does not fit shapes {x.shape} and {w.shape}")

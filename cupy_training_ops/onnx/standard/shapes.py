@@ -178,6 +178,7 @@ def split_(
     axis: int = 0,
     num_outputs: int | None = None,
 ) -> tuple[Array, ...]:
+    """Return parts of x along an axis, of these sizes, or n_outputs equal ones (a shorter last)."""
     lengths = _parts(x.shape[axis], n_outputs) if sizes is None else [int(n) for n in sizes]
     return _split_at(xp, x, lengths, axis)
 
@@ -339,6 +340,7 @@ def scatter_elements(
     axis: int = 0,
     reduction: str = "none",
 ) -> Array:
+    """Return a copy of x with `updates` at the indices along an axis, or reduced with them."""
     return _scatter(xp, x, _along(xp, x, indices, axis), updates, reduction)
 
 

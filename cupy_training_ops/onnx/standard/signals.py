@@ -30,6 +30,7 @@ def dft_17(
     inverse: bool = False,
     onesided: bool = False,
 ) -> Array:
+    """Return the Fourier transform of x along the attribute `axis`; DFT before opset 20."""
     return _dft(xp, x, length, axis, inverse, onesided)
 
 
@@ -44,6 +45,7 @@ def dft(
     inverse: bool = False,
     onesided: bool = False,
 ) -> Array:
+    """Return the Fourier transform of x along `axis`, by default the one before the last."""
     place = -2 if axis is None else int(axis.reshape(-1)[0])
     return _dft(xp, x, length, place, inverse, onesided)
 
