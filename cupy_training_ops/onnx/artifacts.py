@@ -158,6 +158,7 @@ def make(
     real = {name for name in initializers if graph.constants[name].dtype in FLOATS}
     graph = with_loss(fold(graph, real), loss)
     wanted, unwanted = _names("trainable", trainable), _names("frozen", frozen)
+    # parameters: inputs of the made models that are no data; names: those that are trained.
     parameters = _parameters(graph, initializers, wanted)
     names = _trained(parameters, wanted, unwanted)
     value = graph.outputs[0].name

@@ -166,6 +166,7 @@ class _Body:
     """
 
     def __init__(self, function: Proto, schema: Any, node: Node, problems: Problems) -> None:
+        """Read `function`; attributes are the node's, else the function's, else the schema's."""
         own = {item.name: item for item in node_proto(node).attribute}
         defaults = {
             name: item.default_value
@@ -225,7 +226,7 @@ def _by_kernels(
     """Return FlashAttention in place of an Attention, where that computes the same; else [].
 
     Its scores must not be an output. With caches of keys and values, nodes that concatenate them
-    with the new ones come first.
+    with the new ones come first. names: all in use; those of new values are added.
     """
     if node.op_type != "Attention" or not node.is_standard:
         return []
@@ -400,7 +401,7 @@ def _unique(name: str, names: set[str]) -> str:
 
 
 def _fill_in(node: Proto, values: Mapping[str, Proto]) -> None:
-    """Replace attributes that refer to one of the function's by its value, in place.
+    """Replace attributes of a NodeProto that refer to one of its function's by that's value.
 
     values: AttributeProtos by name. An attribute without a value is removed.
     """

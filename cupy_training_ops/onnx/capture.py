@@ -110,8 +110,8 @@ class Captures(Forms["_Form"]):
     ) -> dict[str, Any]:
         """Run a form without a graph: record its memory, or capture it if that is recorded.
 
-        arrays: feeds by name. side: a stream beside the caller's, on which a capture is made.
-        If it takes other memory than the last run, record again; after MOST_TRIES it is refused.
+        arrays: feeds by name. side: a stream beside the caller's, on which a capture is made. If it
+        takes other memory than the last run, record again; after MOST_TRIES it is refused.
         """
         with side.beside(), workspace.behind_graphs():
             if form.plan is not None and self._capture(form, arrays, side.stream):

@@ -198,9 +198,10 @@ def _range(labels: HostArray, ignored: int | None) -> tuple[int, int] | None:
 
 
 def refuse_unsummed(graph: Graph, parameters: Mapping[str, Any]) -> None:
-    """Refuse a graph by whose shapes a gradient is larger than its parameter (see the module).
+    """Refuse a graph by whose shapes a gradient is larger than its parameter.
 
-    parameters: arrays by name.
+    It has not been summed over the axes along which the parameter was broadcast, as ONNX Runtime's
+    of Where. parameters: arrays by name.
     """
     makers = _makers(graph)
     shapes = {**graph.shapes, **{name: array.shape for name, array in graph.constants.items()}}
@@ -217,7 +218,10 @@ def refuse_unsummed(graph: Graph, parameters: Mapping[str, Any]) -> None:
 
 
 def with_gradient_checks(graph: Graph, runners: Mapping[int, Runner]) -> dict[int, Runner]:
-    """Return the runners by a node's index; accumulators refuse a gradient of another shape."""
+    """Return the runners by a node's index, those of accumulators with a check.
+
+    They refuse a gradient of another shape than its buffer's, naming the node that makes it.
+    """
     makers = _makers(graph)
     result = dict(runners)
     for i, runner in runners.items():

@@ -311,9 +311,9 @@ def _make_scan(form: _Scan, body: _Part, xp: Any) -> Run:
 def _run_scan(xp: Any, body: _Compiled, form: _Scan, values: list[Any]) -> list[Any]:
     """Return the last states, then the stacks; values: states, scanned arrays, captured values.
 
-    form: how many these are, and along which axes and in which direction arrays are scanned.
-    Run t of the body computes (states..., rows of stacks...) of the states and row t of each
-    scanned array.
+    body: the compiled graph. form: how many these are, and along which axes and in which direction
+    arrays are scanned. Run t of the body computes (states..., rows of stacks...) of the states and
+    row t of each scanned array.
     """
     n = form.n_states
     states, captured = values[:n], values[n + form.n_scans :]

@@ -135,7 +135,7 @@ def parts_around(node: Node) -> dict[str, Graph]:
 
 
 def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """Return a graph, and graphs inside it, with inputs renamed; names: old name: new name."""
+    """Return a graph, and graphs inside it, with inputs renamed; names: {old: new}."""
 
     def values(items: Iterable[Value]) -> tuple[Value, ...]:
         return tuple(item._replace(name=names.get(item.name, item.name)) for item in items)

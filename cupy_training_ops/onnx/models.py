@@ -87,6 +87,7 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
     whole = split_sequences(without_constants(graph, problems))
     problems.refuse()
     inputs = tuple(item for item in whole.inputs if item.name not in whole.constants)
+    # Without such metadata all initializers are parameters.
     return replace(whole, inputs=inputs), _said_parameters(proto) & arrays.keys() or frozenset(
         arrays
     )

@@ -209,8 +209,8 @@ class NotedRuns(Forms[_Form]):
         """Repeat the launches of `noted`, and run the other steps between them.
 
         These allocate in their blocks of the plan. values: by slot, of this run. marks: callbacks
-        by a step's index. If such a step gives another result than the recorded run had,
-        run the rest ordinarily, and drop the recording.
+        by a step's index. If such a step gives another result than the recorded run had, run the
+        rest ordinarily, and drop the recording.
         """
         session, plan = self._session, form.plan
         assert plan is not None
@@ -240,7 +240,10 @@ class NotedRuns(Forms[_Form]):
 
 
 def _make_again(session: Session, group: _Group, marks: Mapping[int, Marks]) -> None:
-    """Repeat the launches of a group, with its marks (see `Notes.steps`); errors name its node."""
+    """Repeat the launches of a group; errors name its node.
+
+    marks: by a step's index, functions to call right after its first and after its last write.
+    """
     assert group.calls is not None
     try:
         recording.make_again(group.calls, marks.get(group.place, NO_MARKS))

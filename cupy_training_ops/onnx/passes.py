@@ -57,7 +57,10 @@ def prepare(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
 
 
 def _prepare_part(graph: Graph, problems: Problems) -> Graph:
-    """Return a graph with constants and shapes in place (see `prepare`), its subgraphs first."""
+    """Return a graph with `prepare`'s changes but random states, after those of its subgraphs.
+
+    Nodes of subgraphs that draw random numbers are added to `problems`.
+    """
     nodes = []
     for node in graph.nodes:
         parts = subgraphs(node)
@@ -518,14 +521,14 @@ def schedule(graph: Graph) -> Graph:
         return graph
     graph, n_first = _results_first(graph)
     makers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs if name}
-    cones = _cones(graph)
+    cones = _cones(graph)  # for each accumulator, the indices of the nodes that serve it alone
     read = {name for node in graph.nodes for name in node.inputs}
     inside = {i for cone in cones for i in cone}
     behind: dict[int, list[int]] = {}  # index of a node: indices of those that move behind it
     for cone in cones:
         needed = {makers.get(name, -1) for i in cone for name in graph.nodes[i].inputs}
         is_read = read.intersection(graph.nodes[cone[-1]].outputs)  # of a sum that nodes read
-        least = -1 if is_read else n_first - 1
+        least = -1 if is_read else n_first - 1  # an unread sum stays behind the other results
         behind.setdefault(max(needed - set(cone) | {least}), []).extend(cone)
     order = list(behind.get(-1, ()))
     for i in range(len(graph.nodes)):

@@ -240,7 +240,7 @@ def _check_count(node: Node, cls: type[Op]) -> None:
 
 
 def _maker(op: Op, node: Node, xp: Any) -> Run:
-    """Return `run(inputs)`, which computes the node by the operator over xp, numpy or cupy."""
+    """Return `run(inputs)`, which computes a node by the operator `op` over xp, numpy or cupy."""
     takes_lists, updates = has_lists(op), _updates(op)
     n = len(op.inputs) if takes_lists else len(node.inputs)
     # Indices of inputs that it only reads, which have to be C-contiguous; and of inputs that it

@@ -295,14 +295,20 @@ class Session(Summary, Generic[ArrayT]):
         return value.copy() if slot in self.program.copied else value
 
     def _run(self, values: list[Any], marks: Mapping[int, Marks]) -> None:
-        """Run all steps over `values` by slot; marks: by a step's index (`Notes.steps`)."""
+        """Run all steps over `values` by slot.
+
+        marks: by a step's index, functions to call right after its first and its last write.
+        """
         stash = self._activations.stash if self._activations else contextlib.nullcontext()
         with np.errstate(all="ignore"), stash:
             for place in range(len(self.program.steps)):
                 self.run_place(place, values, marks)
 
     def run_place(self, place: int, values: list[Any], marks: Mapping[int, Marks]) -> None:
-        """Run the step of index `place` over `values` by slot, with its marks (`Notes.steps`)."""
+        """Run the step of index `place` over `values` by slot.
+
+        marks: by a step's index, functions to call right after its first and its last write.
+        """
         step = self.program.steps[place]
         if place in marks:
             call_with_marks(marks[place], self._run_step, step, values)

@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 def run_step(step: Step, values: list[Any]) -> None:
-    """Compute a step's outputs in `values` (of all slots), and free its dead ones.
+    """Compute a step's outputs in `values`, indexed by slot, and set its dead slots to None.
 
     Errors name the node.
     """

@@ -211,7 +211,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         self._parameters = {n: self.xp.asarray(a) for n, a in arrays.items()}
         self._parameters |= self._training.own_statistics(self._parameters)
         self._buffers = {n: self.xp.zeros_like(self._parameters[n]) for n in self._trained}
-        self._user = tuple(
+        self._user = tuple(  # names of the inputs that callers feed
             n for n in inputs if n not in arrays and not n.endswith(BUFFER) and n != RESET
         )
         self._point, self._lr = Point(), DEFAULT_LR
@@ -320,7 +320,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
     @exclusive
     def step(self, *inputs: Any, **named: Any) -> ArrayT:
-        """Run forward, backward and the optimizer, and return the loss, an array."""
+        """Run forward, backward and the optimizer, and return the loss, an array.
+
+        inputs, named: the training model's inputs (`self.inputs`), by position or by name.
+        """
         optimizer, run = self._need_optimizer()
         try:
             loss: ArrayT = self._forward_backward("step", inputs, named)
@@ -334,7 +337,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
     def accumulate(self, *inputs: Any, **named: Any) -> ArrayT:
         """Run forward and backward, adding gradients to those since the last `apply`.
 
-        Return the loss, an array.
+        Return the loss, an array. inputs, named: the training model's inputs, by position or name.
         """
         try:
             loss: ArrayT = self._forward_backward("accumulate", inputs, named)
@@ -414,7 +417,8 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
     def eval(self, *inputs: Any, **named: Any) -> ArrayT | Any:
         """Return the loss of the eval model; all its outputs are in `outputs`.
 
-        Without labels, return what the model computes of the other inputs: an array, or a tuple.
+        inputs, named: the eval model's inputs, by position or by name. Without labels, return what
+        the model computes of the other inputs: an array, or a tuple.
         """
         if self._eval is None:
             raise ArgumentError("TrainingSession: there is no eval_model.onnx")

@@ -62,8 +62,7 @@ def _dys(site: Site, n: int) -> Operands:
 def _results(site: Site, op_type: str, *operands: Term | None) -> Sequence[Term | None]:
     """Add the gradient's node `op_type` over `operands`; return each input's gradient.
 
-    That of sequence_lens is None.
-    The node has outputs up to that of the last input.
+    That of sequence_lens is None. The node has outputs up to that of the last input.
     """
     n = len(site.inputs)
     n_outputs = n if n <= LENGTHS else n - 1

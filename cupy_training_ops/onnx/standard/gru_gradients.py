@@ -79,6 +79,7 @@ def gru_training(
     refuse_lengths(lengths)
     layer = Layer(xp, (x, w, r, bias), 3, hidden_size, direction, 0, None)
     m, hidden = layer.n_hidden, layer.start("initial_h", h)[0]
+    # B: z, r, n beside W x, then z, r, n beside R h; only the last is not added to W x at once.
     own = xp.zeros(6 * m, layer.x.dtype) if layer.bias is None else layer.bias[0]
     of_both, new_bias = own[: 2 * m] + own[3 * m : 5 * m], own[5 * m :]
     inputs = layer.times(layer.x, layer.w[0]) + xp.concatenate([of_both, own[2 * m : 3 * m]])

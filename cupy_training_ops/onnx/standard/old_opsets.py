@@ -20,9 +20,9 @@ UPSAMPLED = {"mode": ("nearest", "linear")}
 
 
 def _with_axis(name: str) -> Function:
-    """Return an operator of opset 6: y is broadcast to x only if the attribute `broadcast` is set.
+    """Return the operator `name` as of opset 6, computed by its function of opset 7.
 
-    axis: the axis of x that y's first one is.
+    y is broadcast to x only if the attribute `broadcast` is set, from axis `axis` of x on.
     """
     item = find(name, 7)
     assert item is not None

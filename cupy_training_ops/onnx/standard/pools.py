@@ -192,7 +192,7 @@ def max_roi_pool(
     pooled_shape: Sequence[int],
     spatial_scale: float = 1.0,
 ) -> Array:
-    """Return the maximum of each cell of a region, (R, C, cells); 0 of a cell without pixels.
+    """Return the maximum of each cell of R regions, (R, C, *pooled_shape); 0 without pixels.
 
     rois: (R, 5), image index, and x and y of the first and the last pixel, before spatial_scale.
     """

@@ -62,7 +62,7 @@ def _uniform(xp: Module, state: Any, seed: float | None, n: int, dtype: Dtype) -
     k = xp.arange(n).astype(np.uint64) + state[1:] + np.uint64(1)
     z = _mix(_mix(state[:1]) + k * STEP)
     state[1:] += np.uint64(n)
-    bits = BITS[dtype]
+    bits = BITS[dtype]  # the upper bits, as a fraction
     return (z >> np.uint64(64 - bits)).astype(FLOAT64) * 2.0**-bits
 
 

@@ -244,6 +244,8 @@ def rnn(
     functions = activations_of(activations or ("Tanh",) * n, activation_alpha, activation_beta)
 
     def step_of(d: int) -> tuple[Step, Any]:
+        """Return direction d's step, and the bias beside W x_t in its `inputs`."""
+
         def step(inputs: Array, states: States) -> States:
             """Return (h_t,); inputs: W x_t + bias, (batch, hidden). states: (h_(t-1),)."""
             total = inputs + layer.times(states[0], layer.r[d])

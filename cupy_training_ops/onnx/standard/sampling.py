@@ -93,7 +93,9 @@ def sample(
     """Return values (M, P, C) of images x (N, C, ...): of image images[m] at P places.
 
     places: for each axis of an image an array (M, P), in pixels, 0 at the middle of the first one.
-    join: combines the weighted pixels around a place; by default adds them.
+    mode: "nearest", "linear" or "cubic". padding: beyond the image "zeros", "border" or, about its
+    outer borders (align_corners: the middles of its outer pixels), "reflection". join: combines the
+    weighted pixels around a place; by default adds them.
     """
     shape = x.shape[2:]
     rows = xp.moveaxis(x.reshape(*x.shape[:2], math.prod(shape)), 1, 2)
@@ -273,10 +275,12 @@ def roi_align(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Array:
-    """Return the mean of values at a grid of places in each cell of a region: (R, C, cells).
+    """Return the mean of values at a grid of places in each cell of R regions.
 
-    mode "max": the largest weighted pixel around any of them, as ONNX's own cases and ONNX Runtime
-    have it. images: index of each region's image. rois: x and y of two corners.
+    The result is (R, C, output_height, output_width). A cell has sampling_ratio^2 places, or, if
+    that is 0, one for each pixel. mode "max": the largest weighted pixel around any of them, as
+    ONNX's own cases and ONNX Runtime have it. images: index of each region's image. rois: (R, 4), x
+    and y of two corners. spatial_scale: pixels of x for a unit of rois.
     """
     if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 4 or images.shape != rois.shape[:1]:
         got = f"{x.shape}, {rois.shape} and {images.shape}"
