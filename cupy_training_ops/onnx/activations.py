@@ -205,8 +205,10 @@ def _reads(graph: Graph, backward: Iterable[int], name: str) -> set[str]:
 
 
 def _is_linear(graph: Graph, backward: set[int], fixed: set[str], name: str) -> bool:
-    """Return True if every product of the forward part that reads a value, or a view of it, has a
-    parameter (a name in `fixed`) as its other factor."""
+    """Return True if all forward products of a value, or views of it, are with parameters.
+
+    name: the value's. fixed: names of parameters. backward: indices of the backward part's nodes.
+    """
     names = {name}
     for i, node in enumerate(graph.nodes):
         if i in backward or not names.intersection(node.inputs[:1] + node.inputs[1:2]):

@@ -292,8 +292,8 @@ class Outside:
 def _checkpoint_bytes(checkpoint: Checkpoint, outside: Outside | None) -> bytes:
     """Return the flatbuffer of a checkpoint; arrays' bytes are added to `outside` if it is there.
 
-    Root: 0 version, 1 module (trained, frozen tensors), 2 groups, 3 properties (by type). Fields are
-    (kind, value), as _Writer takes them; "q" is an int64, "f" a float32.
+    Root: 0 version, 1 module (trained, frozen tensors), 2 groups, 3 properties (by type). Fields
+    are (kind, value), as _Writer takes them; "q" is an int64, "f" a float32.
     """
 
     def rows(arrays: Mapping[str, HostArray]) -> list[Any]:
@@ -392,8 +392,8 @@ class _Writer:
     def _field(self, at: int, kind: str, value: Any, itemsize: int = 1) -> None:
         """Fill in a field at byte `at`: a number itself, else the offset of what is written now.
 
-        kind: "i", "q", "f" or "?" of a number, "text", "table", "tables" or "vector". value: of that
-        kind. itemsize: bytes of a vector's element.
+        kind: "i", "q", "f" or "?" of a number, "text", "table", "tables" or "vector". value: of
+        that kind. itemsize: bytes of a vector's element.
         """
         if kind in self.SIZES:
             struct.pack_into(f"<{kind}", self.data, at, value)

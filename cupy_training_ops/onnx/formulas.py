@@ -67,7 +67,7 @@ def is_plain(node: Node, op_type: str) -> bool:
 
 
 def fuse_formulas(graph: Graph) -> Graph:
-    """Return the graph with operators in place of formulas that FORMULAS recognises."""
+    """Return the graph with Gelu and FlashAttention in place of the nodes of their formulas."""
     known = _Known(graph)
     parts: set[int] = set()  # id() of nodes that go
     whole: dict[int, list[Node]] = {}  # new nodes by id() of the formula's last one

@@ -146,7 +146,7 @@ def read_state(
 ) -> tuple[dict[str, Any], dict[str, NumpyArray]]:
     """Return the numbers and arrays (of NumPy) by name that `write_state` wrote.
 
-    Refused if names, shapes or types are others than those of `arrays` and `numbers`.
+    arrays, numbers: the session's own by name; refused if names, shapes or types are others.
     """
     with container.load(file, FORMAT) as opened:
         stored = _numbers(file, opened.header, list(arrays), numbers)

@@ -65,8 +65,10 @@ def momentum(
     mode: str,
     norm_coefficient: float,
 ) -> tuple[Array, ...]:
-    """v = alpha v + beta g (beta = 1 in the first step), x -= rate v; nesterov: x -= rate (g +
-    alpha v)."""
+    """Return new x and moments v: v = alpha v + beta g (beta = 1 in the first step), x -= rate v.
+
+    Mode "nesterov": x -= rate (g + alpha v). arrays: all x, their gradients, and all v.
+    """
 
     def step(rate: Array, count: Array, x: Array, gradient: Array, v: Array) -> Sequence[Array]:
         gradient = _add_penalty(x, gradient, norm_coefficient)
@@ -88,7 +90,10 @@ def adagrad(
     epsilon: float = 1e-6,
     norm_coefficient: float = 0.0,
 ) -> tuple[Array, ...]:
-    """h += g^2, x -= rate / (1 + count decay_factor) g / (sqrt(h) + epsilon)."""
+    """Return new x and moments h: h += g^2, x -= rate g / (1 + count decay_factor) / (sqrt(h) + e).
+
+    e: epsilon. arrays: all x, their gradients, and all h.
+    """
 
     def step(rate: Array, count: Array, x: Array, gradient: Array, h: Array) -> Sequence[Array]:
         gradient = _add_penalty(x, gradient, norm_coefficient)
@@ -111,8 +116,9 @@ def adam(
     norm_coefficient: float = 0.0,
     norm_coefficient_post: float = 0.0,
 ) -> tuple[Array, ...]:
-    """v = alpha v + (1 - alpha) g, h = beta h + (1 - beta) g^2.
+    """Return new x and moments: v = alpha v + (1 - alpha) g, h = beta h + (1 - beta) g^2.
 
+    arrays: all x, their gradients, all v, and all h.
     x -= rate c v / (sqrt(h) + epsilon), c = sqrt(1 - beta^count) / (1 - alpha^count), 1 in step 0;
     then x *= 1 - norm_coefficient_post.
     """

@@ -153,7 +153,7 @@ def col2im(
 ) -> Array:
     """Return images (N, C, ...) in which overlapping blocks are added: the reverse of im2col.
 
-    x: (N, C * elements of a block, blocks). image, block: extents.
+    x: (N, C * elements of a block, blocks). image, block: their extents, vectors.
     """
     shape, kernel = extents(image), extents(block)
     if x.ndim != 3 or len(shape) != len(kernel) or x.shape[1] % math.prod(kernel):

@@ -54,7 +54,7 @@ def _mix(z: Array) -> Array:
 def _uniform(xp: Module, state: Any, seed: float | None, n: int, dtype: Dtype) -> Array:
     """Return n uniform numbers in [0, 1), as float64, all of them exact in `dtype`.
 
-    state: as in the module, updated in place; None: made from `seed`, or at random.
+    state: uint64 [seed, numbers drawn so far], updated in place; None: of `seed`, or at random.
     """
     if state is None:
         own = secrets.randbits(64) if seed is None else seed_bits(seed)
@@ -85,7 +85,7 @@ def _draw_uniform(
 ) -> Array:
     """Return uniform numbers of a shape and type, from low to high.
 
-    state: as in the module, updated in place; None: made from `seed`, or at random.
+    state: uint64 [seed, numbers drawn so far], updated in place; None: of `seed`, or at random.
     """
     u = _uniform(xp, state, seed, math.prod(shape), dtype).reshape(tuple(shape))
     return (low + u * (high - low)).astype(dtype)
@@ -102,7 +102,7 @@ def _draw_normal(
 ) -> Array:
     """Return normal numbers, mean + scale sqrt(-2 log(1 - u)) cos(2 pi v) (Box-Muller).
 
-    state: as in the module, updated in place; None: made from `seed`, or at random.
+    state: uint64 [seed, numbers drawn so far], updated in place; None: of `seed`, or at random.
     """
     n = math.prod(shape)
     numbers = _uniform(xp, state, seed, 2 * n, FLOAT64)
