@@ -148,9 +148,9 @@ def _backward(graph: Graph) -> set[int]:
 def _needs(graph: Graph, backward: set[int]) -> dict[str, str]:
     """Return {value's name: its need} of those that are stored as codes, as {"relu_out": "sign"}.
 
-    backward: indices of the backward part's nodes.
-    A value of the forward part is stored as codes if the backward part reads it, and if it needs
-    neither this value's exact numbers nor those of another one in the same memory.
+    backward: indices of the backward part's nodes. A value of the forward part is stored as codes
+    if the backward part reads it, and if it needs neither this value's exact numbers nor those of
+    another one in the same memory.
     """
     fixed = _parameters(graph)
     never_coded = fixed | {item.name for item in graph.outputs} | {""}

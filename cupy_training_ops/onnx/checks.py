@@ -374,7 +374,10 @@ def _form(item: Value) -> str:
 
 
 def _follow_forms(node: Node, schema: _Schema, forms: dict[str, str], problems: Problems) -> None:
-    """Add a node's outputs to `forms`, by its schema; inputs of another form are problems."""
+    """Add a node's outputs to `forms`, by its schema; inputs of another form are problems.
+
+    forms: {value's name: _ARRAY or _SEQUENCE}.
+    """
     mixed: set[str] = set()  # forms of inputs that may be either: outputs of that kind are the same
     for k, name in enumerate(node.inputs if schema.inputs else ()):
         title, variable, _ = schema.input(k)

@@ -166,7 +166,7 @@ def _from_bytes(onnx: Any, data: bytes, name: str) -> Proto:
 def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems) -> Graph:
     """Return the Graph of a ModelProto, with its own functions inlined and its nodes sorted.
 
-    constants: its initializers. Damages go to `problems`.
+    constants: its initializers by name. Damages go to `problems`.
     """
     graph = proto.graph
     if len(graph.node) > MOST_NODES:

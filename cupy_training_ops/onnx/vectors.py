@@ -129,7 +129,7 @@ class _Places(NamedTuple):
 
 @functools.lru_cache(_KEPT)
 def _prepared(name: str, infos: tuple[Info, ...], has_out: bool) -> _Ready | None:
-    """Return the launch of EXPRESSIONS[name]; None if there is no kernel (see `compute`).
+    """Return the launch of EXPRESSIONS[name]; None if no kernel fits these types and shapes.
 
     infos: of the operands, and of `out` if has_out; each is (backend, dtype, shape, is 16-byte
     aligned, strides or None, device).

@@ -111,6 +111,7 @@ class _Backward:
     def _node(self, place: int, gradients: dict[str, str]) -> None:
         """Add the nodes of one node's rule; put its outputs' gradients, now whole, in `gradients`.
 
+        place: the node's index in writer.forward. gradients: {value's name: its gradient's name}.
         All readers of the outputs come later in the graph, so that they are done.
         """
         node = self.writer.forward[place]
