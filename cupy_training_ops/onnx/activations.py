@@ -50,7 +50,7 @@ READ: Mapping[tuple[str, int], str] = {
 
 
 class Activations:
-    """Stores one session's activations in an ActivationStash of the policy of this name."""
+    """Stores one session's activations in `stash`, an ActivationStash of the policy `policy`."""
 
     def __init__(self, policy: Any) -> None:
         if not isinstance(policy, str) or policy not in POLICIES:
@@ -66,7 +66,10 @@ class Activations:
         return Runner(lambda xp: lambda values: run(xp, name, need, values), keeps=True)
 
     def _put(self, xp: Any, name: str, need: Any, values: list[Any]) -> list[Any]:
-        """Store values[0], and return [(None, its shape)]; of a small one [(itself, None)]."""
+        """Store values[0] as `name`, and return [(None, its shape)]; of a small one [(it, None)].
+
+        need: for what it is read, an item of READ, which decides the codes' accuracy.
+        """
         x = values[0]
         if x.nbytes < LEAST:
             return [(x, None)]
@@ -78,7 +81,7 @@ class Activations:
         return [(None, shape)]
 
     def _get(self, xp: Any, name: str, need: str, values: list[Any]) -> list[Any]:
-        """Take a value back; values[0] is what _put returned: (value, None) or (None, shape)."""
+        """Return [the value stored as `name`]; values[0]: _put's (value, None) or (None, shape)."""
         value, shape = values[0]
         return [value if shape is None else self.stash.get(name).reshape(shape)]
 
@@ -143,10 +146,11 @@ def _backward(graph: Graph) -> set[int]:
 
 
 def _needs(graph: Graph, backward: set[int]) -> dict[str, str]:
-    """Return the need of each value that is stored as codes: {"relu_out": "sign"}, for example.
+    """Return {value's name: its need} of those that are stored as codes, as {"relu_out": "sign"}.
 
-    A value of the forward part is stored as codes if the backward part reads it, and if it needs
-    neither this value's exact numbers nor those of another one in the same memory.
+    backward: indices of the backward part's nodes. A value of the forward part is stored as codes
+    if the backward part reads it, and if it needs neither this value's exact numbers nor those of
+    another one in the same memory.
     """
     fixed = _parameters(graph)
     never_coded = fixed | {item.name for item in graph.outputs} | {""}
@@ -164,7 +168,10 @@ def _needs(graph: Graph, backward: set[int]) -> dict[str, str]:
 
 
 def _owners(graph: Graph, backward: set[int]) -> dict[str, str]:
-    """Return, for each view in the forward part, the value whose memory it has."""
+    """Return {view of the forward part: value whose memory it has}, both names.
+
+    backward: indices of the backward part's nodes.
+    """
     owner: dict[str, str] = {}
     for i, node in enumerate(graph.nodes):
         if i not in backward and node.op_type in (*VIEWS, "Split", "Slice", "Expand"):
@@ -198,8 +205,10 @@ def _reads(graph: Graph, backward: Iterable[int], name: str) -> set[str]:
 
 
 def _is_linear(graph: Graph, backward: set[int], fixed: set[str], name: str) -> bool:
-    """Return True if every product of the forward part that reads a value, or a view of it, has a
-    parameter (a name in `fixed`) as its other factor."""
+    """Return True if all forward products of a value, or views of it, are with parameters.
+
+    name: the value's. fixed: names of parameters. backward: indices of the backward part's nodes.
+    """
     names = {name}
     for i, node in enumerate(graph.nodes):
         if i in backward or not names.intersection(node.inputs[:1] + node.inputs[1:2]):
@@ -214,9 +223,9 @@ def _is_linear(graph: Graph, backward: set[int], fixed: set[str], name: str) -> 
 
 
 def _join(read: set[str], is_linear: bool) -> str | None:
-    """Return one need for all that a value is read for; None where its exact numbers are needed.
+    """Return one need for all that a value is `read` for; None where its exact numbers are needed.
 
-    is_linear: what _is_linear says of the value.
+    is_linear: True if the value's products have only parameters as their other factors.
     """
     if "exact" in read:
         return None

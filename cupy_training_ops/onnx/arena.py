@@ -76,9 +76,9 @@ class Recorder:
 
         self._malloc, self._cuda = malloc, cupy.cuda
         self._device = cupy.cuda.runtime.getDevice()
-        self._blocks: list[list[int]] = []
-        self._places: dict[int, int] = {}
-        self._time = 0
+        self._blocks: list[list[int]] = []  # each [bytes, time of malloc, time of free]
+        self._places: dict[int, int] = {}  # {address: index of the last block there}
+        self._time = 0  # calls of malloc and free so far
 
     def malloc(self, nbytes: int) -> Any:
         """Return `nbytes` bytes of the allocator below; the block lives as long as arrays over it.

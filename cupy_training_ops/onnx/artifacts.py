@@ -88,9 +88,12 @@ def make_artifacts(
     """Write what trains an inference model, as `generate_artifacts` of ONNX Runtime does.
 
     folder: is made; gets training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint,
-    with `prefix` before each name. Files that are there are replaced. Other arguments as of
-    `TrainingSession.from_model`. onnxruntime-training 1.19.2 trains the files as well where it has
-    the operators; it reads models up to opset 21, and Adam's step there is of float32 alone.
+    with `prefix` before each name. Files that are there are replaced. trainable, frozen: names of
+    initializers that are trained, or not. tied: of those that are one parameter under several
+    names. clip_norm: the largest norm of all gradients together. numbers: the optimizer's, such as
+    alpha. `TrainingSession.from_model` says more of these. onnxruntime-training 1.19.2 trains the
+    files as well where it has the operators; it reads models up to opset 21, and Adam's step there
+    is of float32 alone.
     """
     if not isinstance(folder, str | os.PathLike):
         refuse("make_artifacts", "folder", "the path of a folder", shown(folder))
@@ -139,9 +142,12 @@ def make(
     fuses: bool = False,
     **numbers: float,
 ) -> Artifacts:
-    """Return the artifacts of an inference model; arguments as of `TrainingSession.from_model`.
+    """Return the artifacts of an inference model; see also `TrainingSession.from_model`.
 
-    fuses: replace formulas of many nodes (GELU, attention) by operators of this package, which ONNX
+    loss: a loss's name, an output's, or a FunctionProto. trainable, frozen: names of initializers
+    that are trained, or not. tied: of those that are one parameter under several names. clip_norm:
+    the largest norm of all gradients together. numbers: the optimizer's attributes by name. fuses:
+    replace formulas of many nodes (GELU, attention) by operators of this package, which ONNX
     Runtime does not have.
     """
     graph, initializers = _untied(*read_inferred(model, OPSET), _names("tied", tied))
@@ -152,6 +158,7 @@ def make(
     real = {name for name in initializers if graph.constants[name].dtype in FLOATS}
     graph = with_loss(fold(graph, real), loss)
     wanted, unwanted = _names("trainable", trainable), _names("frozen", frozen)
+    # parameters: inputs of the made models that are no data; names: those that are trained.
     parameters = _parameters(graph, initializers, wanted)
     names = _trained(parameters, wanted, unwanted)
     value = graph.outputs[0].name
@@ -214,7 +221,7 @@ def _statistics(graph: Graph, initializers: Collection[str]) -> list[str]:
 def _untied(
     graph: Graph, initializers: Collection[str], tied: Collection[str] | None
 ) -> tuple[Graph, set[str]]:
-    """Return the graph with a copy of a shared initializer for each parameter, and all names.
+    """Return the graph with a copy of a shared initializer for each parameter, and all their names.
 
     Exporters write equal initializers once, and Identity nodes for the others: so it is with new
     biases (all 0) and scales (all 1). A model does not say which of them are one parameter. tied:
@@ -280,6 +287,7 @@ def _trained(
 
 
 def _refuse_unmoved(named: Collection[str], gradients: Mapping[str, str]) -> None:
+    """Refuse parameters that the user named and that have no gradient: the loss does not move."""
     unmoved = [name for name in named if name not in gradients]
     if unmoved:
         expected = "parameters that the loss depends on"
@@ -297,7 +305,7 @@ def _dtype_of(names: Sequence[str], graph: Graph) -> Dtype:
 
 
 def _with_parameters(graph: Graph, names: Sequence[str]) -> Graph:
-    """Return the graph with parameters as inputs in place of constants, behind the user's inputs"""
+    """Return the graph with the constants `names` as inputs, behind the user's own inputs."""
     read = {name for node in graph.nodes for name in node.inputs}
     read |= {item.name for item in graph.outputs}
     own = [name for name in names if name in read]
@@ -362,9 +370,10 @@ def _optimizer(
 
 
 def _checked(op_type: str, numbers: Mapping[str, Any], argument: str = "") -> dict[str, float]:
-    """Return an operator's numbers rounded to float32, as a file has them; refuse what it refuses.
+    """Return attributes by name, rounded to float32, as a file has them.
 
-    argument: the name in messages, by default the number's.
+    Values that the operator `op_type` refuses are refused. argument: the name in messages, by
+    default the attribute's.
     """
     checked = {}
     for name, value in numbers.items():

@@ -5,6 +5,9 @@ y = Swish(x, alpha=2)    becomes    a = Constant(2); b = CastLike(a, x); c = Mul
                                     d = Sigmoid(c); y = Mul(x, d)
 
 Attention becomes FlashAttention where that computes the same, without the matrix of scores.
+
+Functions take `types` and `shapes` of values by name, as far as they are known, and `schema`, the
+OpSchema that the package onnx has of a node's operator.
 """
 
 from __future__ import annotations
@@ -139,7 +142,7 @@ def _types(
 ) -> Iterator[tuple[str, Dtype]]:
     """Yield (name, type) of a node's outputs whose type is known.
 
-    It follows from the types of the inputs, or is what the model declares.
+    It follows from the types of the inputs, or is what the model declares (`declared`, by name).
     """
     dtypes: Sequence[Dtype | None] = ()
     try:
@@ -157,12 +160,13 @@ def _types(
 
 
 class _Body:
-    """A node's function as `nodes` with the function's own names, and its `inputs` and `outputs`.
+    """A node's FunctionProto as `nodes` with the function's own names, `inputs` and `outputs`.
 
     Attributes that refer to the function's have the node's value, or else the default.
     """
 
     def __init__(self, function: Proto, schema: Any, node: Node, problems: Problems) -> None:
+        """Read `function`; attributes are the node's, else the function's, else the schema's."""
         own = {item.name: item for item in node_proto(node).attribute}
         defaults = {
             name: item.default_value
@@ -222,7 +226,7 @@ def _by_kernels(
     """Return FlashAttention in place of an Attention, where that computes the same; else [].
 
     Its scores must not be an output. With caches of keys and values, nodes that concatenate them
-    with the new ones come first.
+    with the new ones come first. names: all in use; those of new values are added.
     """
     if node.op_type != "Attention" or not node.is_standard:
         return []
@@ -267,6 +271,7 @@ def _has_caches(
 def _with_caches(node: Node, attention: Node, names: set[str]) -> list[Node]:
     """Return nodes that concatenate caches with new keys and values, and `attention` over these.
 
+    names: all in use; those of new values are added.
     If causal, query i attends to all cached keys and to new ones up to i: FlashAttention gets that
     by the number of keys of each batch element, cached + queries.
     """
@@ -396,7 +401,7 @@ def _unique(name: str, names: set[str]) -> str:
 
 
 def _fill_in(node: Proto, values: Mapping[str, Proto]) -> None:
-    """Replace attributes that refer to one of the function's by its value, in place.
+    """Replace attributes of a NodeProto that refer to one of its function's by that's value.
 
     values: AttributeProtos by name. An attribute without a value is removed.
     """

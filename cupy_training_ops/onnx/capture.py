@@ -5,6 +5,8 @@ The form of feeds is their dtypes, shapes, and values that the host reads, which
 a replay. A form's first run is an ordinary one that records the memory blocks it takes; the next is
 captured into memory of its own, and replayed from then on. Its addresses stay: feeds are copied
 there, results out of there.
+
+`notes` are callbacks that a run makes together with its writes (session.Notes).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ F = TypeVar("F", bound="Form")
 class Forms(Generic[F]):
     """Looks up the form of a run's feeds, of a class F with what runs of that form share.
 
-    fixed: feeds that are the same arrays in each run, by name.
+    make_form: returns a new F. fixed: feeds that are the same arrays in each run, by name.
     """
 
     make_form: Callable[[], F]
@@ -41,7 +43,7 @@ class Forms(Generic[F]):
     def __init__(self, session: Session, fixed: Arrays) -> None:
         self._session, self._fixed = session, fixed
         self._fixed_arrays = {id(a) for item in fixed.values() for a in each_array(item)}
-        self._forms: dict[object, F] = {}
+        self._forms: dict[object, F] = {}  # by what `_form` makes of feeds: dtypes, shapes, bytes
         self._memory: Any = None  # of runs; one piece for all forms
 
     def _checked(self, feeds: Arrays) -> Arrays:
@@ -88,7 +90,7 @@ class Captures(Forms["_Form"]):
     def __init__(self, session: Session, fixed: Arrays) -> None:
         super().__init__(session, fixed)
         self.make_form = _Form
-        self._pool = cupy.cuda.MemoryPool()  # of runs that are noted: one for all forms
+        self._pool = cupy.cuda.MemoryPool()  # of runs that are recorded: one for all forms
         self._side: graphs.SideStream | None = None
 
     def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
@@ -108,7 +110,8 @@ class Captures(Forms["_Form"]):
     ) -> dict[str, Any]:
         """Run a form without a graph: record its memory, or capture it if that is recorded.
 
-        If it takes other memory than the last run, record again; after MOST_TRIES it is refused.
+        arrays: feeds by name. side: a stream beside the caller's, on which a capture is made. If it
+        takes other memory than the last run, record again; after MOST_TRIES it is refused.
         """
         with side.beside(), workspace.behind_graphs():
             if form.plan is not None and self._capture(form, arrays, side.stream):
@@ -125,7 +128,10 @@ class Captures(Forms["_Form"]):
                 raise
 
     def _record(self, form: _Form, arrays: Arrays, notes: Notes) -> dict[str, Any]:
-        """Run ordinarily, and make the plan of the memory that this took (`form.plan`)."""
+        """Run ordinarily, and make the plan of the memory that this took (`form.plan`).
+
+        arrays: feeds by name. Return the results by name.
+        """
         recorder = Recorder(self._pool.malloc)
         feeds = self._copies(arrays)
         with cupy.cuda.using_allocator(recorder.malloc):
@@ -136,7 +142,10 @@ class Captures(Forms["_Form"]):
         return results
 
     def _capture(self, form: _Form, arrays: Arrays, stream: Any) -> bool:
-        """Capture a run in memory of the form's plan; False if it asked for other blocks."""
+        """Capture a run of feeds `arrays` on a stream, in memory of the form's plan.
+
+        Return False if it asked for other blocks than the plan has, which is then dropped.
+        """
         plan = form.plan
         assert plan is not None
         self._pool.free_all_blocks()
@@ -181,7 +190,7 @@ class Form:
         self.classes: dict[str, int] = {}  # how many a loss has, by its output's name
 
     def copy_feeds(self, arrays: Arrays) -> None:
-        """Copy feeds into `inputs`; those that the host reads are equal within a form."""
+        """Copy feeds, by name, into `inputs`; those that the host reads are equal within a form."""
         for name, value in arrays.items():
             target = self.inputs[name]
             if isinstance(target, np.ndarray):
@@ -194,7 +203,7 @@ class Form:
                 target.set(np.ascontiguousarray(value))
 
     def for_caller(self, results: Arrays) -> dict[str, Any]:
-        """Return results, copied where the next replay overwrites them."""
+        """Return results by name, copied where the next replay overwrites them."""
         return {n: _copy(a) if n in self.own else a for n, a in results.items()}
 
 
@@ -209,7 +218,7 @@ class _Form(Form):
         self.results: dict[str, Any] = {}  # by name, which replays overwrite
 
     def replay(self, notes: Notes) -> dict[str, Any]:
-        """Launch the graph on the current stream, and return results that stay the caller's."""
+        """Launch the graph on the current stream, and return copies of its results, by name."""
         in_turn([self.graph.launch], notes.replay)
         return self.for_caller(self.results)
 

@@ -21,7 +21,7 @@ from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
 from .models import MOST_BYTES, from_bytes, onnx_package, read_bounded, read_part
 
 T = TypeVar("T")
-Field = tuple[Any, ...] | None  # see _Writer
+Field = tuple[Any, ...] | None  # of a table that _Writer writes: (kind, value), or None: left out
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 IDENTIFIER = b"ODTC"
 _SLACK = 1 << 16  # bytes beyond twice the size, for small buffers that share names
@@ -123,7 +123,10 @@ class _Reader:
             self._buffer.refuse(f"{cut(name)!r}: {error}")
 
     def _outside(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes of the external file; refuse more than it has, over all tensors."""
+        """Return `nbytes` bytes of the external file from byte `offset` on.
+
+        Refused if all tensors together take more bytes than it has.
+        """
         path = self._external
         size = path.stat().st_size if path.is_file() else 0
         if nbytes > size:
@@ -136,7 +139,10 @@ class _Reader:
 
 
 def _properties(table: Table | None) -> dict[str, int | float | str]:
-    """Return properties by name, from a table whose fields are integers, floats and texts."""
+    """Return properties by name, from a table whose fields 0, 1, 2 are integers, floats, texts.
+
+    Each field is a vector of tables with field 0 the name and field 1 the value.
+    """
     if table is None:
         return {}
     properties: dict[str, int | float | str] = {}
@@ -286,7 +292,8 @@ class Outside:
 def _checkpoint_bytes(checkpoint: Checkpoint, outside: Outside | None) -> bytes:
     """Return the flatbuffer of a checkpoint; arrays' bytes are added to `outside` if it is there.
 
-    Root: 0 version, 1 module (trained, frozen tensors), 2 groups, 3 properties (by type).
+    Root: 0 version, 1 module (trained, frozen tensors), 2 groups, 3 properties (by type). Fields
+    are (kind, value), as _Writer takes them; "q" is an int64, "f" a float32.
     """
 
     def rows(arrays: Mapping[str, HostArray]) -> list[Any]:
@@ -383,7 +390,11 @@ class _Writer:
         return start
 
     def _field(self, at: int, kind: str, value: Any, itemsize: int = 1) -> None:
-        """Fill in a field at byte `at`: a number itself, else the offset of what is written now."""
+        """Fill in a field at byte `at`: a number itself, else the offset of what is written now.
+
+        kind: "i", "q", "f" or "?" of a number, "text", "table", "tables" or "vector". value: of
+        that kind. itemsize: bytes of a vector's element.
+        """
         if kind in self.SIZES:
             struct.pack_into(f"<{kind}", self.data, at, value)
         elif kind == "table":
@@ -404,7 +415,10 @@ class _Writer:
         return start
 
     def _vector(self, data: bytes, itemsize: int, end: bytes) -> int:
-        """Write a vector: the number of elements, `data`, and `end`; return where it begins."""
+        """Write a vector: the number of elements, `data`, and the bytes `end`, such as a text's 0.
+
+        itemsize: bytes of an element. Return where the vector begins in the file.
+        """
         self._pad(4)
         start = len(self.data)
         self.data += struct.pack("<I", len(data) // itemsize) + data + end

@@ -140,7 +140,10 @@ class Labels:
         return run(values, **out)
 
     def note_range(self, name: str, value: Any) -> None:
-        """Note the least and largest element of the feed `name`, if it is labels of the host."""
+        """Note the least and largest element of `value`, fed to input `name`, if it is labels.
+
+        Of an array of a GPU nothing is noted, so that its labels are not checked.
+        """
         for node in self._losses:
             if self._feeds[node.outputs[0]] != name:
                 continue
@@ -172,7 +175,7 @@ class Labels:
 
 
 def _origins(graph: Graph) -> dict[str, str]:
-    """Return the name of each reshaped value: the name of the value that it is reshaped from."""
+    """Return {name of a reshaped value: name of the value that it is reshaped from}."""
     origins: dict[str, str] = {}
     for node in graph.nodes:
         if node.op_type in ("Flatten", "Reshape", "Squeeze", "Unsqueeze") and node.is_standard:
@@ -195,9 +198,10 @@ def _range(labels: HostArray, ignored: int | None) -> tuple[int, int] | None:
 
 
 def refuse_unsummed(graph: Graph, parameters: Mapping[str, Any]) -> None:
-    """Refuse a graph by whose shapes a gradient is larger than its parameter (see the module).
+    """Refuse a graph by whose shapes a gradient is larger than its parameter.
 
-    parameters: arrays by name.
+    It has not been summed over the axes along which the parameter was broadcast, as ONNX Runtime's
+    of Where. parameters: arrays by name.
     """
     makers = _makers(graph)
     shapes = {**graph.shapes, **{name: array.shape for name, array in graph.constants.items()}}
@@ -214,7 +218,10 @@ def refuse_unsummed(graph: Graph, parameters: Mapping[str, Any]) -> None:
 
 
 def with_gradient_checks(graph: Graph, runners: Mapping[int, Runner]) -> dict[int, Runner]:
-    """Return the runners by a node's index; accumulators refuse a gradient of another shape."""
+    """Return the runners by a node's index, those of accumulators with a check.
+
+    They refuse a gradient of another shape than its buffer's, naming the node that makes it.
+    """
     makers = _makers(graph)
     result = dict(runners)
     for i, runner in runners.items():
@@ -242,7 +249,7 @@ def _title(node: Node, maker: Node | None) -> str:
 
 
 def _makers(graph: Graph) -> dict[str, Node]:
-    """Return each value's name: the node that makes it, of an Identity's the one before that."""
+    """Return {value's name: the node that makes it}, behind an Identity the one before that."""
     makers: dict[str, Node] = {}
     for node in graph.nodes:
         is_same = node.op_type == "Identity" and node.inputs[0] in makers
@@ -255,7 +262,7 @@ def _makers(graph: Graph) -> dict[str, Node]:
 
 _NAMES = {"float32": "float", "float64": "double"}  # that ONNX calls otherwise
 _OURS = {f"tensor({other})": name for name, other in _NAMES.items()}
-Known = Mapping[str, Dtype]
+Known = Mapping[str, Dtype]  # types of values by name
 
 
 def check_types(
@@ -367,7 +374,10 @@ def _form(item: Value) -> str:
 
 
 def _follow_forms(node: Node, schema: _Schema, forms: dict[str, str], problems: Problems) -> None:
-    """Add a node's outputs to `forms`, by its schema; inputs of another form are problems."""
+    """Add a node's outputs to `forms`, by its schema; inputs of another form are problems.
+
+    forms: {value's name: _ARRAY or _SEQUENCE}.
+    """
     mixed: set[str] = set()  # forms of inputs that may be either: outputs of that kind are the same
     for k, name in enumerate(node.inputs if schema.inputs else ()):
         title, variable, _ = schema.input(k)
@@ -450,12 +460,18 @@ class _Schema(NamedTuple):
     allowed: Mapping[str, frozenset[str]]  # by type variable
 
     def input(self, k: int) -> tuple[str, str, bool]:
-        """Return the k-th input, of a list at the end the same for all of its arrays."""
+        """Return input k: (name, type, False if arrays of a list may differ in type).
+
+        The last one, if it is a list, stands for all inputs behind it, too.
+        """
         return self.inputs[min(k, len(self.inputs) - 1)]
 
 
 def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
-    """Return the types of the outputs of a standard operator by ONNX's schema; [] without one."""
+    """Return the types of the outputs of a standard operator by ONNX's schema; [] without one.
+
+    known: types of values by name; inputs of types that the schema does not allow are refused.
+    """
     schema = _schema(node.op_type, node.version) if node.is_standard else None
     if schema is None:
         return []
@@ -469,10 +485,13 @@ def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
     return [_output_type(node, schema, k, {**only, **bound}) for k in range(len(node.outputs))]
 
 
-# Bind the type variable of input k to `dtype`; refuse a type that the schema does not allow.
 def _bind(
     node: Node, schema: _Schema, k: int, dtype: Dtype, bound: dict[str, Dtype | None]
 ) -> None:
+    """Bind the type variable of input k to `dtype`; refuse a type that the schema does not allow.
+
+    bound: {type variable: its type, by the inputs before}; updated.
+    """
     name, variable, is_one = schema.input(k)
     kinds = schema.allowed.get(variable, frozenset({variable}))
     form = _type_string(dtype)
@@ -486,10 +505,13 @@ def _bind(
             raise DtypeError(f"{name}: expected {names[0]} as the others, got {names[1]}")
 
 
-# The type of output k: of an attribute, of the type variable that inputs bound, or the only one.
 def _output_type(
     node: Node, schema: _Schema, k: int, bound: Mapping[str, Dtype | None]
 ) -> Dtype | None:
+    """Return the type of output k: an attribute's, its type variable's, or the only one allowed.
+
+    bound: {type variable: its type, by the inputs}. None if it is not known.
+    """
     if "to" in node.attributes and node.op_type in ("Cast", "BitCast"):
         return graph_dtype(node.attributes["to"])
     if node.op_type == "ConstantOfShape":

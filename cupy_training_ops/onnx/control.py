@@ -78,7 +78,7 @@ class _Part:
 
 
 class _Compiled:
-    """A compiled graph: `run([x, y])` returns the list of its outputs."""
+    """A compiled graph, run step by step: `run([x, y])` returns the list of its outputs."""
 
     def __init__(self, part: _Part, xp: Any) -> None:
         self._xp = xp
@@ -150,7 +150,10 @@ def _flag(value: Any, name: str) -> bool:
 
 
 def _control_runner(make: Callable[[Any], Run], host: frozenset[int]) -> Runner:
-    """Return a runner as of all nodes here; host: indices of the inputs that the host reads."""
+    """Return the Runner of a node that runs graphs; make(xp) returns its run.
+
+    host: indices of the inputs that the host reads.
+    """
     return Runner(make, host=host, follows=True, grows=True, keeps=True)
 
 
@@ -206,8 +209,9 @@ def _run_loop(
 ) -> list[Any]:
     """Return the last states, then a stack over all runs of each further output of the body.
 
-    values: the most runs M (None: no limit), cond (None: True), n_states states, captured values.
-    The body computes (cond, states..., scans...) of (iteration, cond, states..., captured...).
+    n_outputs: of the body. values: the most runs M (None: no limit), cond (None: True), n_states
+    states, captured values. The body computes (cond, states..., scans...) of (iteration, cond,
+    states..., captured...).
     """
     most = None if values[0] is None else _number(values[0])
     goes_on = values[1] is None or _flag(values[1], "cond")
@@ -307,8 +311,9 @@ def _make_scan(form: _Scan, body: _Part, xp: Any) -> Run:
 def _run_scan(xp: Any, body: _Compiled, form: _Scan, values: list[Any]) -> list[Any]:
     """Return the last states, then the stacks; values: states, scanned arrays, captured values.
 
-    Run t of the body computes (states..., rows of stacks...) of the states and row t of each
-    scanned array.
+    body: the compiled graph. form: how many these are, and along which axes and in which direction
+    arrays are scanned. Run t of the body computes (states..., rows of stacks...) of the states and
+    row t of each scanned array.
     """
     n = form.n_states
     states, captured = values[:n], values[n + form.n_scans :]
@@ -340,8 +345,10 @@ def _module_of(xp: Any, x: Any) -> Any:
 
 
 def _run_batches(xp: Any, body: _Compiled, form: _Scan, values: list[Any]) -> list[Any]:
-    """Scan each element of a batch by itself, as opset 8 does; values: as of _run_scan, behind one
-    for sequence lengths, which is None."""
+    """Return the results of _run_scan for each element of a batch, stacked, as in opset 8.
+
+    values: None for sequence lengths, then states, scanned arrays and captured values.
+    """
     n = form.n_states + form.n_scans
     own, captured = values[1 : 1 + n], values[1 + n :]
     sizes = {len(x) for x in own}

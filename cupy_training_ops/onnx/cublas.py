@@ -109,7 +109,7 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None
 def _factor(array: Any, batch: tuple[int, ...]) -> Factor:
     """Return a Factor of the array where cuBLAS can read its strides, else of a copy.
 
-    batch: the extents of the product before its last two.
+    batch: the shape of the product without its last two dimensions.
     """
     stride = _batch_stride(array, batch)
     layout = None if stride is None else _layout(array)
@@ -139,7 +139,7 @@ def _layout(array: Any) -> tuple[bool, int] | None:
 def _batch_stride(array: Any, batch: tuple[int, ...]) -> int | None:
     """Return how many elements a batch's matrices are apart; None where that is not one number.
 
-    0 of one matrix for all.
+    0 of one matrix for all. batch: the shape of the product without its last two dimensions.
     """
     own = array.shape[:-2]
     if not batch or all(extent == 1 for extent in own):
@@ -163,7 +163,8 @@ def _call(
 ) -> None:
     """Compute out = alpha a b + beta out by cublasGemmStridedBatchedEx.
 
-    extents: m, n, k and the number of matrices. factors: alpha, beta. cuBLAS is column-major, in
+    extents: m, n, k and the number of matrices. factors: alpha, beta. tf32: round float32 to TF32.
+    cuBLAS is column-major, in
     which a row-major matrix is its transpose: it computes out^T = b^T a^T, n x m.
     """
     m, n, k, count = extents
@@ -186,9 +187,9 @@ def _call(
         raise ProviderError(f"cuBLAS: a product of {m} x {k} and {k} x {n}: status {status}")
 
 
-# A pointer to alpha or beta; cached, so that a call that is made again later finds it alive.
 @functools.lru_cache(maxsize=64)
 def _number(kind: Any, value: float) -> Any:
+    """Return a pointer to `value` as the C type `kind`, cached: calls that are repeated need it."""
     return ctypes.byref(kind(value))
 
 
@@ -215,7 +216,7 @@ def _gemm() -> Any:
 
 
 class _Handles(threading.local):
-    """A thread's handles by device and stream, each with scratch memory of its own."""
+    """A thread's cuBLAS handles: by_stream[device, stream's address] = (handle, scratch memory)."""
 
     def __init__(self) -> None:
         self.by_stream: dict[tuple[int, int], tuple[ctypes.c_void_p, Any]] = {}

@@ -8,7 +8,8 @@ operator.
     s = MatMul(q, Transpose(k)); p = Softmax(s); y = MatMul(p, v)
     y = FlashAttention(q, k, v)
 
-A formula is replaced where nothing else reads a part of it.
+A formula is replaced where nothing else reads a part of it. `known` is the graph, with the maker
+and readers of each value.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def is_plain(node: Node, op_type: str) -> bool:
 
 
 def fuse_formulas(graph: Graph) -> Graph:
-    """Return the graph with operators in place of formulas that FORMULAS recognises."""
+    """Return the graph with Gelu and FlashAttention in place of the nodes of their formulas."""
     known = _Known(graph)
     parts: set[int] = set()  # id() of nodes that go
     whole: dict[int, list[Node]] = {}  # new nodes by id() of the formula's last one
@@ -172,7 +173,7 @@ def _attention(known: _Known, softmax: Node) -> _Formula | None:
 def _read_scores(known: _Known, name: str) -> tuple[list[Node], str, float] | None:
     """Return how a Softmax's input `name` is computed as scale Q K^T + mask; None if it is not.
 
-    (nodes from the product of Q and K on, the mask's name or "", scale).
+    How: (nodes from the product of Q and K on, the mask's name or "", scale).
     """
     nodes, mask = [], ""
     cast = known.maker(name, "Cast")

@@ -135,7 +135,7 @@ def parts_around(node: Node) -> dict[str, Graph]:
 
 
 def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """Return a graph, and graphs inside it, with inputs renamed; names: old name: new name."""
+    """Return a graph, and graphs inside it, with inputs renamed; names: {old: new}."""
 
     def values(items: Iterable[Value]) -> tuple[Value, ...]:
         return tuple(item._replace(name=names.get(item.name, item.name)) for item in items)
@@ -235,9 +235,10 @@ def sort_nodes(nodes: Iterable[Node], known: Iterable[str], problems: Problems) 
 
 
 def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dict[str, int]:
-    """Return each value's name: the index of the node that makes it.
+    """Return {value's name: index of the node that makes it}.
 
-    Names that are made twice, and inputs that nothing makes, are added to `problems`.
+    known: names of inputs and constants. Names that are made twice, and inputs that nothing makes,
+    are added to `problems`.
     """
     makers: dict[str, int] = {}
     for i, node in enumerate(nodes):

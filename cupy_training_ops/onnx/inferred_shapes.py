@@ -137,7 +137,7 @@ def _pads_of(
         window = (values["kernel_shape"][i] - 1) * spread[i] + 1
         pads[rank + i] = end_pad(n, window, steps[i], pads[i], pads[rank + i])
         count = (n + pads[i] + pads[rank + i] - window) // steps[i] + 1
-        is_wrong |= m == count + 1
+        is_wrong |= m == count + 1  # ONNX counted one window that no pool has
     return pads if is_wrong else None
 
 

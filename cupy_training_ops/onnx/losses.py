@@ -119,7 +119,10 @@ def _version(graph: Graph) -> int:
 
 
 class _Loss:
-    """A loss as nodes over `scores` and `labels`; labels, shape: the labels' type and shape."""
+    """A loss as `nodes` over inputs "scores" and "labels", and `constants` by name.
+
+    scores: the declaration of the first. labels, shape: type and shape of the second.
+    """
 
     def __init__(self, scores: Value, labels: Dtype | None, shape: Sequence[Extent] | None) -> None:
         self.inputs = (scores, Value(LABELS, labels, None if shape is None else tuple(shape)))

@@ -3,6 +3,8 @@
 
 No code of a model's is run, and what is read is bounded: a file by its size, an array by the bytes
 that are there for it. No file is opened outside the model's folder.
+
+`problems` collects the reasons to refuse a model. `versions` is {domain: opset}.
 """
 
 from __future__ import annotations
@@ -85,6 +87,7 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
     whole = split_sequences(without_constants(graph, problems))
     problems.refuse()
     inputs = tuple(item for item in whole.inputs if item.name not in whole.constants)
+    # Without such metadata all initializers are parameters.
     return replace(whole, inputs=inputs), _said_parameters(proto) & arrays.keys() or frozenset(
         arrays
     )
@@ -146,7 +149,10 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 
 def _from_bytes(onnx: Any, data: bytes, name: str) -> Proto:
-    """Return the ModelProto of a file's bytes; refuse what is none. name: in messages."""
+    """Return the ModelProto of a file's bytes; refuse what is none.
+
+    onnx: the module. name: of the model, for messages.
+    """
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
@@ -160,7 +166,7 @@ def _from_bytes(onnx: Any, data: bytes, name: str) -> Proto:
 def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems) -> Graph:
     """Return the Graph of a ModelProto, with its own functions inlined and its nodes sorted.
 
-    constants: its initializers. Damages go to `problems`.
+    constants: its initializers by name. Damages go to `problems`.
     """
     graph = proto.graph
     if len(graph.node) > MOST_NODES:
@@ -195,7 +201,10 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
 def _inferred(
     proto: Proto, nodes: Sequence[Proto], arrays: Mapping[str, HostArray]
 ) -> Iterable[Proto]:
-    """Return ValueInfoProtos of types and shapes that ONNX infers; () if it cannot."""
+    """Return ValueInfoProtos of types and shapes that ONNX infers; () if it cannot.
+
+    nodes: NodeProtos in place of the model's. arrays: initializers by name.
+    """
     onnx = onnx_package()
     copy = _without_elements(proto, arrays)
     del copy.functions[:], copy.graph.node[:]
@@ -422,7 +431,7 @@ def _from_fields(tensor: Proto, dtype: Dtype, shape: tuple[int, ...]) -> HostArr
 
 
 def external(tensor: Proto, folder: Path | None, nbytes: int, read: Counter[Path]) -> bytes:
-    """Return the bytes of a tensor that are in another file of the model's folder.
+    """Return the `nbytes` bytes of a tensor that are in another file of the model's folder.
 
     read: bytes by file that tensors have read; updated. More than twice a file's size is refused:
     tensors may share bytes, but a small model is not to claim many.

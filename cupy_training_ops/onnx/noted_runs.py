@@ -8,6 +8,8 @@ takes them from one piece and records its launches, and from then on these are r
 the other from C code. Nodes that do other work than launches of this package are run as before,
 between them. Where one of these gives another result than the recorded run had (another shape,
 another value on the host), the rest is an ordinary run.
+
+`notes` and `marks` are callbacks that a run makes together with its writes (session.Notes).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class _Group(NamedTuple):
 
 
 class _Noted(NamedTuple):
-    """A recorded run of one form."""
+    """A recorded run of one form, to be repeated."""
 
     groups: tuple[_Group, ...]
     values: list[Any]  # by slot, also those that a later step of the run freed
@@ -50,7 +52,7 @@ class _Noted(NamedTuple):
 
 
 class _Form(Form):
-    """A form, and its recorded run once there is one; n_runs: how many runs it had."""
+    """A form, and its recorded run, `noted`, once there is one; n_runs: how many runs it had."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,9 +71,10 @@ class NotedRuns(Forms[_Form]):
         super().__init__(session, fixed)
         self.make_form = _Form
         self._run_plainly = session.run_over(fixed)
-        self._stores: workspace.Stores = {}
-        self._stream: Any = None
+        self._stores: workspace.Stores = {}  # scratch memory of kernels
+        self._stream: Any = None  # of the last run
         copies = [step.run for step in session.program.steps if step.runner is None]
+        # False: a step copies to the host, so that no run is recorded.
         self._is_noted = all(isinstance(run, Upload) for run in copies)
 
     def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
@@ -110,7 +113,10 @@ class NotedRuns(Forms[_Form]):
         self._memory = None
 
     def _record(self, form: _Form, feeds: Arrays, notes: Notes) -> dict[str, Any]:
-        """Run ordinarily, and make the plan of the memory that this took (`form.plan`)."""
+        """Run ordinarily, and make the plan of the memory that this took (`form.plan`).
+
+        Return the results by name.
+        """
         session, recorder = self._session, Recorder(cupy.cuda.get_allocator())
         values = session.start_values({**self._fixed, **feeds})
         session.begin(values, notes)
@@ -125,8 +131,8 @@ class NotedRuns(Forms[_Form]):
     def _note(self, form: _Form, feeds: Arrays, notes: Notes) -> dict[str, Any]:
         """Run in memory of the form's plan, and record the launches (`form.noted`).
 
-        If the run took other blocks than the plan has, the plan is dropped, and made anew next
-        time.
+        Return the results by name. If the run took other blocks than the plan has, the plan is
+        dropped, and made anew next time.
         """
         session, plan = self._session, form.plan
         assert plan is not None
@@ -179,7 +185,10 @@ class NotedRuns(Forms[_Form]):
         return True
 
     def _replay(self, form: _Form, noted: _Noted, notes: Notes) -> dict[str, Any]:
-        """Repeat the launches of a run, whose feeds were copied to its inputs; return results."""
+        """Repeat the launches of the recorded run `noted`, and return its results by name.
+
+        The feeds have been copied to its inputs.
+        """
         session, values = self._session, noted.values
         session.begin(values, notes)
         try:
@@ -197,10 +206,11 @@ class NotedRuns(Forms[_Form]):
     def _run_between(
         self, form: _Form, noted: _Noted, values: list[Any], marks: Mapping[int, Marks]
     ) -> None:
-        """Repeat launches, and run the other steps between them in their blocks of the plan.
+        """Repeat the launches of `noted`, and run the other steps between them.
 
-        values: by slot, of this run. If such a step gives another result than the recorded run had,
-        run the rest ordinarily, and drop the recording.
+        These allocate in their blocks of the plan. values: by slot, of this run. marks: callbacks
+        by a step's index. If such a step gives another result than the recorded run had, run the
+        rest ordinarily, and drop the recording.
         """
         session, plan = self._session, form.plan
         assert plan is not None
@@ -230,7 +240,10 @@ class NotedRuns(Forms[_Form]):
 
 
 def _make_again(session: Session, group: _Group, marks: Mapping[int, Marks]) -> None:
-    """Repeat the launches of a group, with its marks (see `Notes.steps`); errors name its node."""
+    """Repeat the launches of a group; errors name its node.
+
+    marks: by a step's index, functions to call right after its first and after its last write.
+    """
     assert group.calls is not None
     try:
         recording.make_again(group.calls, marks.get(group.place, NO_MARKS))

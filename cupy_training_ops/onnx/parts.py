@@ -89,7 +89,7 @@ def write_part(
     path: Path,
     sync: bool,
 ) -> None:
-    """Write a model whose outputs are `outputs` (None: as of model_outputs).
+    """Write a model whose outputs are `outputs` (None: the model's own without its loss).
 
     model: the ModelProto of `graph`. arrays: by name, of inputs and initializers, which become
     initializers. sync: wait until the file is on the disk.

@@ -4,6 +4,8 @@ and the order of nodes.
 
 ONNX Runtime's training graphs add all gradients to their accumulation buffers at the end: until
 then each gradient, or what it is computed from, occupies memory. `schedule` moves each forward.
+
+Nodes that a change does not fit are added to `problems`.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ def prepare(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
 
 
 def _prepare_part(graph: Graph, problems: Problems) -> Graph:
-    """Return a graph with constants and shapes in place (see `prepare`), its subgraphs first."""
+    """Return a graph with `prepare`'s changes but random states, after those of its subgraphs.
+
+    Nodes of subgraphs that draw random numbers are added to `problems`.
+    """
     nodes = []
     for node in graph.nodes:
         parts = subgraphs(node)
@@ -194,9 +199,11 @@ def _with_shapes(graph: Graph, problems: Problems) -> Graph:
     return graph.with_nodes(_with_shape_nodes(nodes, wanted))
 
 
-# Yield the nodes, with x::shape = Shape(x) before the first pool that reads x, for each x in
-# `wanted`, from which x is removed then.
 def _with_shape_nodes(nodes: list[Node], wanted: set[str]) -> Iterator[Node]:
+    """Yield the nodes, with x::shape = Shape(x) before the first pool that reads x.
+
+    This is done for each x in `wanted`, from which x is then removed.
+    """
     for node in nodes:
         name = node.inputs[0] if node.inputs else ""
         if node.op_type in SHAPED.values() and name in wanted:
@@ -459,8 +466,8 @@ def _without_factors(graph: Graph, scaled: Mapping[str, tuple[str, float]]) -> I
         yield node
 
 
-# Each value's name: how often it is read, by nodes and as an output of the graph.
 def _reads(graph: Graph) -> Counter[str]:
+    """Return {value's name: how often it is read, by nodes and as an output of the graph}."""
     reads = Counter(name for node in graph.nodes for name in node.inputs)
     reads.update(item.name for item in graph.outputs)
     return reads
@@ -514,14 +521,14 @@ def schedule(graph: Graph) -> Graph:
         return graph
     graph, n_first = _results_first(graph)
     makers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs if name}
-    cones = _cones(graph)
+    cones = _cones(graph)  # for each accumulator, the indices of the nodes that serve it alone
     read = {name for node in graph.nodes for name in node.inputs}
     inside = {i for cone in cones for i in cone}
     behind: dict[int, list[int]] = {}  # index of a node: indices of those that move behind it
     for cone in cones:
         needed = {makers.get(name, -1) for i in cone for name in graph.nodes[i].inputs}
         is_read = read.intersection(graph.nodes[cone[-1]].outputs)  # of a sum that nodes read
-        least = -1 if is_read else n_first - 1
+        least = -1 if is_read else n_first - 1  # an unread sum stays behind the other results
         behind.setdefault(max(needed - set(cone) | {least}), []).extend(cone)
     order = list(behind.get(-1, ()))
     for i in range(len(graph.nodes)):
@@ -552,7 +559,10 @@ def _results_first(graph: Graph) -> tuple[Graph, int]:
 
 
 def _cones(graph: Graph) -> list[list[int]]:
-    """Return, for each accumulator, the indices of the nodes that serve it alone, its own last."""
+    """Return, for each accumulator, the indices of the nodes that serve it alone (its cone).
+
+    They are in order; the accumulator's own is the last.
+    """
     # Each name: the accumulators (their indices, or SHARED) that the value is needed for.
     readers: dict[str, set[int]] = {item.name: {SHARED} for item in graph.outputs}
     cones: dict[int, list[int]] = {}

@@ -65,7 +65,7 @@ def node_runners(
     known: Mapping[int, Runner] = MappingProxyType({}),
     own: Callable[[Node], Runner | None] = lambda _: None,
 ) -> dict[int, Runner]:
-    """Return the runner of each node by its index; nodes that nothing runs go to `problems`.
+    """Return {node's index: its runner}; nodes that nothing runs are added to `problems`.
 
     known: runners that exist already, by `id(node)`. own: returns the runner of nodes that the
     caller runs itself (subgraphs, for example), else None.
@@ -83,7 +83,7 @@ def node_runners(
 
 
 def on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[int]:
-    """Return the indices of the nodes that are computed on the host.
+    """Return the indices of the nodes that are computed on the host; runners: by node index.
 
     All their inputs are there (shapes, small constants, results of such nodes), and their results
     are read there, or are no larger than the inputs.
@@ -106,7 +106,10 @@ def on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[int]:
 
 
 def _read_on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
-    """Return the names of values that nodes read on the host, and of those they are made of."""
+    """Return the names of values that nodes read on the host, and of those they are made of.
+
+    runners: how each node is run, by its index.
+    """
     read: set[str] = set()
     for i in reversed(range(len(graph.nodes))):
         node, runner = graph.nodes[i], runners[i]
@@ -117,7 +120,7 @@ def _read_on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
 
 
 def host_feeds(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
-    """Return the names of inputs that are fed to the host.
+    """Return the names of inputs that are fed to the host; runners: by a node's index.
 
     Nodes read them there, or all nodes that read them take a number in place of an array.
     """
@@ -131,9 +134,9 @@ def host_feeds(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
 
 
 def coalesce(xp: Any, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Copy arrays into one piece of memory.
+    """Copy arrays of the module `xp` into one piece of memory.
 
-    Return it, a uint8 array, and the copies in it, each of its array's type and shape. Each begins
+    Return that, a uint8 array, and the copies in it, of their arrays' types and shapes. Each begins
     at a multiple of SCRATCH_ALIGNMENT bytes.
     """
     nbytes = [align_up(array.nbytes, SCRATCH_ALIGNMENT) for array in arrays]
@@ -161,6 +164,8 @@ class Compiler:
         arrays: names of inputs that stay on the device, though all their readers could take
         numbers of the host.
         """
+        # _on_host: indices of nodes that the host computes. _updated: constants that nodes write.
+        # _values: of each slot before the first step. _slots: by (value's name, is on host).
         self._arrays = arrays
         self._graph, self._xp, self._runners = graph, xp, runners
         self._is_host = xp is np
@@ -225,7 +230,7 @@ class Compiler:
     def _updated_feeds(
         self, steps: Sequence[Step]
     ) -> tuple[frozenset[str], Mapping[int, frozenset[str]]]:
-        """Return the fed inputs that batch normalisation updates, and the steps that update others.
+        """Return names of fed inputs that batch norms update, {index of a step: others it updates}.
 
         Running statistics are small: a session copies them before each run, to restore them if it
         is stopped. Other inputs, such as weights, are not copied: the caller marks their steps.

@@ -56,7 +56,7 @@ class Runner:
     keeps: bool = False  # an output may have the memory of any input
     overwrites: tuple[int, ...] = ()  # inputs of the first result's type and, if largest, shape
     refuse_types: Callable[[Sequence[Dtype | None]], None] | None = None  # of inputs
-    noted: bool = False  # a recording has all of its launches, or says that it is not whole
+    noted: bool = False  # its launches may be recorded: a recording that lacks some says so
     op: Op | None = None  # None: a function of the table runs it
 
 
@@ -198,8 +198,8 @@ def declared_places(declared: Sequence[Input], n: int) -> list[int]:
     return [*range(first), *turns, *range(len(declared) - behind, len(declared))][:n]
 
 
-# Indices of a node's inputs whose declared input (`places`: its index) has this memory.
 def _inputs_in(declared: Sequence[Input], places: Sequence[int], memory: str) -> frozenset[int]:
+    """Return the indices k of a node's inputs with declared[places[k]].memory == memory."""
     return frozenset(k for k, place in enumerate(places) if declared[place].memory == memory)
 
 
@@ -221,7 +221,7 @@ def _attributes(node: Node, cls: type[Op]) -> dict[str, Any]:
 
 @functools.cache
 def _kinds(cls: type[Op]) -> dict[str, Any]:
-    """Return the type of each attribute's value, by its name here and in ONNX Runtime."""
+    """Return {attribute's name, here or in ONNX Runtime: type of its value}."""
     kinds = {item.name: gives(item.convert) for item in cls.attributes}
     aliases = cls.declaration.other_attributes.items()
     return kinds | {name: kinds[attribute.name] for name, attribute in aliases}
@@ -240,7 +240,7 @@ def _check_count(node: Node, cls: type[Op]) -> None:
 
 
 def _maker(op: Op, node: Node, xp: Any) -> Run:
-    """Return `run(inputs)` of a node, over numpy or cupy."""
+    """Return `run(inputs)`, which computes a node by the operator `op` over xp, numpy or cupy."""
     takes_lists, updates = has_lists(op), _updates(op)
     n = len(op.inputs) if takes_lists else len(node.inputs)
     # Indices of inputs that it only reads, which have to be C-contiguous; and of inputs that it
@@ -255,8 +255,6 @@ def _maker(op: Op, node: Node, xp: Any) -> Run:
     return partial(_run_operator, op, xp, read, either, None if is_whole else names)
 
 
-# Return the results of an operator without lists. read, either: as in _maker. wanted: names of
-# outputs that the node has, None for all. out: arrays to write outputs into, by index.
 def _run_operator(
     op: Op,
     xp: Any,
@@ -266,6 +264,11 @@ def _run_operator(
     values: list[Any],
     out: Any = None,
 ) -> Sequence[Any]:
+    """Return the results of an operator without lists, of the inputs `values`, which are changed.
+
+    read: indices of inputs to be made C-contiguous. either: of those that it takes as numbers if
+    they are NumPy's. wanted: names of outputs, None for all. out: {output's index: array to write}.
+    """
     for i in read:
         values[i] = dense(xp, values[i])
     if either:
@@ -293,7 +296,7 @@ def _run_with_lists(
         (lr, [a, b], [c, d])    each list an ONNX sequence
         (lr, a, c, b, d)        each array an input of its own
 
-    read, either: as in _maker.
+    read: indices of declared inputs to be made C-contiguous; either: of those taken as numbers.
     """
     are_whole = any(isinstance(value, list) for value in values)
     arguments = values if are_whole else _by_declaration(op, values)
@@ -312,7 +315,10 @@ def _run_with_lists(
 
 
 def _by_declaration(op: Op, values: list[Any]) -> list[Any]:
-    """Return inputs by declaration: (lr, a, c, b, d) as [lr, [a, b], [c, d]]; None for none."""
+    """Return a node's inputs, `values`, as the operator declares them; None for an empty list.
+
+    (lr, a, c, b, d) of an operator (lr, params..., grads...) are [lr, [a, b], [c, d]].
+    """
     arguments: list[Any] = [[] if item.variadic else None for item in op.inputs]
     for place, value in zip(declared_places(op.inputs, len(values)), values, strict=True):
         if op.inputs[place].variadic:

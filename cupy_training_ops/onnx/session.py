@@ -42,8 +42,9 @@ from .steps import run_step
 class Notes(NamedTuple):
     """Callbacks (C functions without arguments) that a run makes together with its writes.
 
-    begun: called before the first write, when the saved states are valid. steps: by a step's index,
-    called with its first and its last write. replay: called with the launch of a captured run.
+    begun: called before the first write, when the saved states are valid. steps: {a step's index:
+    functions called right after its first and after its last write}. replay: the same of the
+    launch of a captured run.
     """
 
     begun: Note | None = None
@@ -113,11 +114,11 @@ class Session(Summary, Generic[ArrayT]):
         runners = with_gradient_checks(graph, runners)
         self.graph = graph
         self.extents = Extents(graph)
-        self._declared = {item.name: item for item in graph.inputs}
+        self._declared = {item.name: item for item in graph.inputs}  # Values by name
         self.program: Program = Compiler(graph, xp, runners, arrays).compile()
         # Slots of fed arrays that runs update, and that are saved before each.
         self._fed_statistics = [self.program.feeds[n][0] for n in self.program.statistics]
-        self._written: tuple[Any, ...] = ()
+        self._written: tuple[Any, ...] = ()  # arrays that each run writes
         self._save_all(self.program.written)
         self._is_begun = (
             False  # True from a run's first write to its end: states have to be put back
@@ -169,7 +170,10 @@ class Session(Summary, Generic[ArrayT]):
         return dict(zip(names, parts, strict=True))
 
     def report(self) -> dict[str, Any]:
-        """The last run's activations as codes, as ActivationStash.report gives them."""
+        """Return bytes of the last run's activations `before` and `after` they became codes.
+
+        `peak`: most of these at a time. `names`: by array, codec, need, before and after.
+        """
         if self._activations is None:
             raise ArgumentError("Session: report: there are no activations as codes")
         return self._activations.stash.report()
@@ -238,7 +242,10 @@ class Session(Summary, Generic[ArrayT]):
         return run
 
     def run_checked(self, feeds: Mapping[str, Any], notes: Notes = NO_NOTES) -> dict[str, Any]:
-        """Run without saving fed statistics or noting labels' range, which the caller has done."""
+        """Return outputs by name, of feeds by name whose labels the caller has checked.
+
+        Running statistics that are fed are not saved before.
+        """
         return self._run_saving(self.start_values(feeds), notes, ())
 
     @property
@@ -265,7 +272,10 @@ class Session(Summary, Generic[ArrayT]):
         return self.results(values)
 
     def begin(self, values: list[Any], notes: Notes, slots: Sequence[int] = ()) -> None:
-        """Save states, and running statistics that are fed in `slots`; then call `notes.begun`."""
+        """Save states, and running statistics that are fed in `slots`; then call `notes.begun`.
+
+        values: by slot, before the first step.
+        """
         for array, copy in self._saved:
             copy[...] = array
         fed = [values[slot] for slot in slots]
@@ -285,14 +295,20 @@ class Session(Summary, Generic[ArrayT]):
         return value.copy() if slot in self.program.copied else value
 
     def _run(self, values: list[Any], marks: Mapping[int, Marks]) -> None:
-        """Run all steps over `values` by slot; marks: by a step's index (`Notes.steps`)."""
+        """Run all steps over `values` by slot.
+
+        marks: by a step's index, functions to call right after its first and its last write.
+        """
         stash = self._activations.stash if self._activations else contextlib.nullcontext()
         with np.errstate(all="ignore"), stash:
             for place in range(len(self.program.steps)):
                 self.run_place(place, values, marks)
 
     def run_place(self, place: int, values: list[Any], marks: Mapping[int, Marks]) -> None:
-        """Run the step of index `place` over `values` by slot, with its marks (`Notes.steps`)."""
+        """Run the step of index `place` over `values` by slot.
+
+        marks: by a step's index, functions to call right after its first and its last write.
+        """
         step = self.program.steps[place]
         if place in marks:
             call_with_marks(marks[place], self._run_step, step, values)
@@ -329,7 +345,7 @@ class Session(Summary, Generic[ArrayT]):
         return self.program.feeds[name][1]
 
     def as_fed(self, name: str, value: Any) -> Any:
-        """Return a feed as an array, a list of them or EMPTY; refused where it does not fit.
+        """Return the value fed to input `name` as an array, a list of them or EMPTY, or refuse it.
 
         An array of the device is copied to the host if the host reads it; one of the host stays.
         """
@@ -344,7 +360,7 @@ class Session(Summary, Generic[ArrayT]):
         return arrays
 
     def _check(self, item: Value, value: Any) -> None:
-        """Refuse a feed of another type or rank than the model declares."""
+        """Refuse a fed array, or list of them, of another type or rank than `item` declares."""
         if item.is_sequence != isinstance(value, list):
             got = "an array" if item.is_sequence else "a sequence"
             refuse(self.caller, cut(item.name), "the other of array and sequence", got)

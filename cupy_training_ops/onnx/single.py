@@ -53,7 +53,7 @@ def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[An
 
 
 def _run_as_graph(node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Run a node by a Session, since other nodes compute it: its body's, or its subgraphs'."""
+    """Return a node's outputs by a Session, since other nodes compute it: of its body or graphs."""
     xp = _module(inputs)
     feeds = {f"input {k}": value for k, value in enumerate(inputs) if value is not None}
     values = tuple(_value(name, value) for name, value in feeds.items())

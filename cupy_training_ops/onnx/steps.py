@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 def run_step(step: Step, values: list[Any]) -> None:
-    """Compute a step's outputs in `values` (of all slots), and free its dead ones.
+    """Compute a step's outputs in `values`, indexed by slot, and set its dead slots to None.
 
     Errors name the node.
     """
@@ -128,7 +128,7 @@ def owners_of(steps: Sequence[Step], slots: set[int]) -> set[int]:
 
 
 def _owners(steps: Sequence[Step]) -> Mapping[int, int]:
-    """Return each slot that may be a view: the slot whose memory it has, itself no view."""
+    """Return {slot that may be a view: slot whose memory it has, itself no view}."""
     owner: dict[int, int] = {}
     for step in steps:
         views = step.runner.views if step.runner else {0: 0}  # a host array's copy may be itself
@@ -142,9 +142,10 @@ def _owners(steps: Sequence[Step]) -> Mapping[int, int]:
 def _last_uses(
     steps: Sequence[Step], owner: Mapping[int, int], lasting: set[int]
 ) -> dict[int, int]:
-    """Return each slot that is no view: the index of the last step that uses its memory.
+    """Return {slot that is no view: index of the last step that uses its memory}.
 
-    For the slots `lasting` that is the number of steps, one more than any index.
+    owner: {slot that may be a view: slot whose memory it has}. For the slots `lasting` that is the
+    number of steps, one more than any index.
     """
     last: dict[int, int] = {}
     for i, step in enumerate(steps):
@@ -167,7 +168,7 @@ def _over_one(run: Run, place: int, values: list[Any]) -> Sequence[Any]:
 
 
 def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequence[Any]:
-    """Run with the result in the first input of `places` that has the result's shape and type.
+    """Return run(values), its result in the first input of `places` of its shape and type.
 
     That is one to which all inputs broadcast, where all have one type. Most often all have one
     shape, which is looked at first.
@@ -207,8 +208,8 @@ def with_gradients_in_place(steps: Sequence[Step], lasting: Collection[int]) -> 
 
     InPlaceAccumulatorV2(buffer, value, flag) copies value to buffer where flag is set, else adds
     it. The step that makes the value gets buffer and flag as two more inputs, and writes the buffer
-    itself if the flag is set. This needs a value and a buffer with no other reader, and a flag that
-    is known before.
+    itself if the flag is set. This needs a value and a buffer with no other reader, a value not in
+    the slots `lasting` (outputs), and a flag that is known before.
     """
     reads = Counter(slot for step in steps for slot in step.inputs)
     makers = {slot: i for i, step in enumerate(steps) for slot in step.outputs}
@@ -275,7 +276,10 @@ class _IntoBuffers:
     def __call__(
         self, values: list[Any], out: Mapping[int, Any] = MappingProxyType({})
     ) -> Sequence[Any]:
-        """Run over the own inputs, with outputs in buffers where flags are set and types agree."""
+        """Return the run's outputs, in buffers where flags are set and types agree.
+
+        values: the run's inputs, then buffers and flags. out: {output's index: array to write}.
+        """
         own, outs = values[: self._n], dict(out)
         for output, buffer, flag, like in self.targets:
             if values[flag].all() and values[like].dtype == values[buffer].dtype:

@@ -147,7 +147,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         tf32: Any,
         graph: Any,
     ) -> None:
-        """Open three models: of training, of evaluation (or None), of the optimizer (or None)."""
+        """Open three models: of training, of evaluation (or None), of the optimizer (or None).
+
+        checkpoint: their parameters and moments. The others as TrainingSession has them.
+        """
         if graph:
             _refuse_uncapturable(xp, activations)
         super().__init__()
@@ -155,6 +158,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         training, evaluation, optimizer = models
         self._training = Session(training, xp, seed=seed, activations=activations, tf32=tf32)
         self._eval = None if evaluation is None else Session(evaluation, xp, tf32=tf32)
+        # True: launches of a run are recorded, and repeated in later ones.
         self._is_noted = getattr(xp, "__name__", "") == "cupy" and activations is None
         arrays = NUMBERS if graph or self._is_noted else ()
         self._optimizer = None if optimizer is None else Session(optimizer, xp, arrays=arrays)
@@ -207,7 +211,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         self._parameters = {n: self.xp.asarray(a) for n, a in arrays.items()}
         self._parameters |= self._training.own_statistics(self._parameters)
         self._buffers = {n: self.xp.zeros_like(self._parameters[n]) for n in self._trained}
-        self._user = tuple(
+        self._user = tuple(  # names of the inputs that callers feed
             n for n in inputs if n not in arrays and not n.endswith(BUFFER) and n != RESET
         )
         self._point, self._lr = Point(), DEFAULT_LR
@@ -231,7 +235,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
             self._refuse("training_model.onnx", "one that generate_artifacts wrote", "another")
 
     def _load_optimizer(self, optimizer: Session, checkpoint: Checkpoint) -> None:
-        """Fill `_moments` (by kind, then by parameter), the step count and the learning rate."""
+        """Fill `_moments` (by kind, then by parameter), the step count and the learning rate.
+
+        optimizer: the session of its model. checkpoint: their values; moments not in it are zeros.
+        """
         extra = sorted(set(optimizer.inputs) - OPTIMIZER_INPUTS)
         if extra:
             self._refuse("optimizer_model.onnx", f"inputs among {sorted(OPTIMIZER_INPUTS)}", extra)
@@ -313,7 +320,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
     @exclusive
     def step(self, *inputs: Any, **named: Any) -> ArrayT:
-        """Run forward, backward and the optimizer, and return the loss, an array."""
+        """Run forward, backward and the optimizer, and return the loss, an array.
+
+        inputs, named: the training model's inputs (`self.inputs`), by position or by name.
+        """
         optimizer, run = self._need_optimizer()
         try:
             loss: ArrayT = self._forward_backward("step", inputs, named)
@@ -327,7 +337,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
     def accumulate(self, *inputs: Any, **named: Any) -> ArrayT:
         """Run forward and backward, adding gradients to those since the last `apply`.
 
-        Return the loss, an array.
+        Return the loss, an array. inputs, named: the training model's inputs, by position or name.
         """
         try:
             loss: ArrayT = self._forward_backward("accumulate", inputs, named)
@@ -348,7 +358,8 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
     def _forward_backward(self, call: str, inputs: Sequence[Any], named: Arrays) -> Any:
         """Run forward and backward, and return the loss; `_put_back` can still restore the states.
 
-        call: the public method's name, for messages. `_point` changes together with writes: before
+        call: the public method's name, for messages. inputs, named: its inputs by position and by
+        name. `_point` changes together with writes: before
         the first of all, is_begun is set; with the first one into a gradient's buffer is_reset,
         since the sums of batches before are lost then.
         """
@@ -406,7 +417,8 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
     def eval(self, *inputs: Any, **named: Any) -> ArrayT | Any:
         """Return the loss of the eval model; all its outputs are in `outputs`.
 
-        Without labels, return what the model computes of the other inputs: an array, or a tuple.
+        inputs, named: the eval model's inputs, by position or by name. Without labels, return what
+        the model computes of the other inputs: an array, or a tuple.
         """
         if self._eval is None:
             raise ArgumentError("TrainingSession: there is no eval_model.onnx")
@@ -448,8 +460,8 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
     ) -> dict[str, Any]:
         """Return the inputs of a call by name.
 
-        call: its name, for messages. user: all names, in order. inputs: by position. may_lack: some
-        may be missing, not all.
+        call: its name, for messages. user: all inputs' names, in order. inputs: those by position.
+        named: those by name. may_lack: some may be missing, not all.
         """
         feeds = dict(zip(user, inputs, strict=False))
         twice = feeds.keys() & named.keys()
@@ -461,7 +473,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         return feeds
 
     def report(self) -> dict[str, Any]:
-        """The last step's activations as codes, as ActivationStash.report gives them."""
+        """Return bytes of the last step's activations `before` and `after` they became codes.
+
+        `peak`: most of these at a time. `names`: by array, codec, need, before and after.
+        """
         return self._training.report()
 
     # ---- files -----------------------------------------------------------------------------------
@@ -495,7 +510,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         With the models of the folder it goes on there, by `CheckpointState.load_checkpoint`, and
         here, as the folder's file `checkpoint`. Gradients since the last `apply` and states of
         random numbers are not in it, as `save` has them. Arrays of more than 1 GiB go into a file
-        beside it, with `.data` at its name's end. sync: as of `save`.
+        beside it, with `.data` at its name's end. sync: wait until it is on the disk.
         """
         self._check_file("save_checkpoint", file)
         host = {n: self._on_host(a) for n, a in self._parameters.items()}
@@ -543,7 +558,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         """Write a plain inference model with the parameters as they are now.
 
         outputs: values of the eval model by name; by default what its loss is computed of.
-        sync: as of `save`.
+        sync: wait until it is on the disk.
         """
         if self._eval is None:
             raise ArgumentError("TrainingSession: there is no eval_model.onnx")

@@ -58,6 +58,7 @@ def exclusive(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S,
 
     @functools.wraps(method)
     def call_alone(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return method(self, ...) after the checks, with the session's lock."""
         with self.lock:
             if self._is_called and _is_below(sys._getframe(1), sys._getframe().f_code, self):
                 raise ProviderError(
@@ -145,7 +146,7 @@ def read_state(
 ) -> tuple[dict[str, Any], dict[str, NumpyArray]]:
     """Return the numbers and arrays (of NumPy) by name that `write_state` wrote.
 
-    Refused if names, shapes or types are others than those of `arrays` and `numbers`.
+    arrays, numbers: the session's own by name; refused if names, shapes or types are others.
     """
     with container.load(file, FORMAT) as opened:
         stored = _numbers(file, opened.header, list(arrays), numbers)

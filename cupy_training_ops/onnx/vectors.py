@@ -129,7 +129,7 @@ class _Places(NamedTuple):
 
 @functools.lru_cache(_KEPT)
 def _prepared(name: str, infos: tuple[Info, ...], has_out: bool) -> _Ready | None:
-    """Return the launch of EXPRESSIONS[name]; None if there is no kernel (see `compute`).
+    """Return the launch of EXPRESSIONS[name]; None if no kernel fits these types and shapes.
 
     infos: of the operands, and of `out` if has_out; each is (backend, dtype, shape, is 16-byte
     aligned, strides or None, device).
@@ -161,7 +161,10 @@ def _prepared(name: str, infos: tuple[Info, ...], has_out: bool) -> _Ready | Non
 
 
 def _strides(info: Info, shape: tuple[int, ...]) -> list[int]:
-    """Return an operand's strides in elements along each dimension of the result, 0: broadcast."""
+    """Return an operand's strides in elements along each dimension of the result, 0: broadcast.
+
+    info: (backend, dtype, shape, is aligned, strides in bytes or None for C order, device).
+    """
     _, dtype, own, _, strides, _ = info
     if strides is None:
         steps = [math.prod(own[i + 1 :]) for i in range(len(own))]
@@ -197,7 +200,8 @@ def _vector(places: _Places, itemsize: int) -> int:
     """Return how many elements a thread computes: 16 bytes of them, or 1.
 
     More than 1 needs operands that are contiguous or broadcast along the last dimension, whose
-    extent and other strides are multiples of n. itemsize: bytes of the largest element.
+    extent and other strides are multiples of n. places: the result's dimensions and the operands'
+    strides. itemsize: bytes of the largest element.
     """
     n = VEC_NBYTES // itemsize
     outer = [step for own in places.strides if own[-1] for step in own[:-1]]
@@ -245,7 +249,8 @@ def _computed_in(dtype: Dtype) -> str:
 def _source(name: str, header: str, rank: int, n: int, lines: tuple[bool, ...]) -> Source:
     """Return the source of a kernel for EXPRESSIONS[name].
 
-    header: includes. rank: of merged dimensions. n: elements of a thread. lines: as of _Places.
+    header: includes. rank: of merged dimensions. n: elements of a thread. lines[i]: True if operand
+    i varies along the last dimension.
     Operand i is `const Ti* xi`, with strides si_0, si_1, ...; e1, e2, ... are extents.
     """
     which = range(len(lines))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Graphs written as ONNX models."""
+"""Graphs written as ONNX models. `helper` is the module onnx.helper."""
 
 from __future__ import annotations
 
@@ -66,10 +66,7 @@ def _domains(graph: Graph) -> set[str]:
 
 
 def _node(helper: Any, node: Node) -> Any:
-    """Return a NodeProto; captured values, our nodes' last inputs, are no inputs of it.
-
-    helper: onnx.helper, as below.
-    """
+    """Return a NodeProto; captured values, our nodes' last inputs, are no inputs of it."""
     n = len(node.inputs) - max((g.n_captured for g in subgraphs(node).values()), default=0)
     ends = node.inputs[:n], node.outputs
     proto = helper.make_node(node.op_type, *ends, name=node.name, domain=node.domain)

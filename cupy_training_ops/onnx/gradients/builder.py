@@ -56,17 +56,18 @@ def add_products(
     names: Sequence[str],
     problems: Problems,
 ) -> dict[str, str]:
-    """Add nodes that carry gradients back through the forward nodes of indices `places`.
+    """Add nodes to `writer` that carry gradients back through its nodes of indices `places`.
 
     seeds: pairs of a value's name and its gradient's, from which this begins. Return {x: gradient's
-    name} of each x in `names` that the seeds depend on.
+    name} of each x in `names` that the seeds depend on. problems: collects, then raises as one
+    error, the nodes whose gradient cannot be made.
     """
     gradients = _Backward(writer, places, names, problems).run(seeds)
     return {name: gradients[name] for name in names if name in gradients}
 
 
 class _Backward:
-    """One backward pass over the forward nodes of indices `places`, for the values `names`.
+    """One backward pass over the nodes of indices `places` in `writer`, for the values `names`.
 
     moving: names of values that depend on `names`, so that a gradient has to pass through them.
     parts: by a value's name, the names of gradients that its readers gave, to be added up.
@@ -81,7 +82,10 @@ class _Backward:
         self.parts: dict[str, list[str]] = {}
 
     def run(self, seeds: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """Add the nodes; return each value's name: its gradient's name. seeds: see add_products."""
+        """Add the nodes; return {value's name: its gradient's name}.
+
+        seeds: pairs (name of a value, name of its gradient) to begin with.
+        """
         for name, gradient in seeds:
             self.parts.setdefault(name, []).append(gradient)
         self._refuse_without_rules()
@@ -107,6 +111,7 @@ class _Backward:
     def _node(self, place: int, gradients: dict[str, str]) -> None:
         """Add the nodes of one node's rule; put its outputs' gradients, now whole, in `gradients`.
 
+        place: the node's index in writer.forward. gradients: {value's name: its gradient's name}.
         All readers of the outputs come later in the graph, so that they are done.
         """
         node = self.writer.forward[place]

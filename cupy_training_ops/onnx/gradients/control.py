@@ -6,6 +6,10 @@ s, ys = Loop(n, c, s_0) <(i, c, s) => (c, f(s), g(s))>
 The loop also gives the s that each run begins with. Then, from the last run to the first:
 
 ds = Loop(n, "", ds_n) <(j, c, ds) => (c, f'(s_i) ds + g'(s_i) dys_i)>    i = n - 1 - j
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ class _Body:
     """
 
     def __init__(self, site: Site, part: Graph, own: Sequence[Value]) -> None:
-        """Prepare; own: the inputs without the captured ones, with types that are known better.
+        """Prepare; own: the inputs before the captured ones, with the types known outside.
 
         Captured values, and the gradients of the node's outputs, become inputs, constants constants
         of the body.
@@ -168,9 +172,9 @@ def _value(writer: Writer, like: str, name: str) -> Value:
 def _run(
     site: Site, op_type: str, inputs: Sequence[str], likes: Sequence[str], **attributes: Any
 ) -> list[Term]:
-    """Add a node that runs the graphs in `attributes`; return its results.
+    """Add a node `op_type` over values `inputs` that runs the graphs in `attributes`.
 
-    likes: a value for each result, of its type and shape.
+    Return its results. likes: for each result, the name of a value of its type and shape.
     """
     writer = site.writer
     node = with_captures(Node(op_type, "", writer.version, tuple(inputs), (), attributes))
@@ -301,6 +305,7 @@ class _Runs:
         self.places = [k for k, name in enumerate(states) if name in names]
         self.with_gradient = [states[k] for k in self.places]
         self.seeds = [body.seed(f"{name}{SUFFIX}", name) for name in self.with_gradient]
+        # Pairs (output of the body that becomes a state, its gradient), with which a run begins.
         self.seeds_of_results = [
             (results[k], seed) for k, seed in zip(self.places, self.seeds, strict=True)
         ]
@@ -401,9 +406,10 @@ def loop(site: Site) -> Sequence[Term | None]:
 
 
 def _state(item: Value, initial: Value) -> Value:
-    """Return the declaration of a loop's state by that in the body and that of its first value.
+    """Return the declaration of a loop's state by `item`, that in the body, and its first value's.
 
-    Extents may change from run to run: one is known only where both say the same.
+    initial: the first value's declaration. Extents may change from run to run: one is known only
+    where both say the same.
     """
     if initial.is_sequence:
         return Value(item.name, initial.dtype or item.dtype, None, is_sequence=True)
@@ -437,17 +443,13 @@ def _store(site: Site, body: _Body, states: Sequence[str], step: str) -> tuple[T
 
 
 class _ScanFacts(NamedTuple):
-    """How a Scan goes over arrays: along which axis of each, and which way (1: backwards).
-
-    in: of the arrays that are scanned, inputs behind the states; out: of the stacks, outputs behind
-    the states.
-    """
+    """How a Scan goes over its arrays and stacks its results."""
 
     n_states: int
-    in_axes: Sequence[int]
-    in_ways: Sequence[int]
-    out_axes: Sequence[int]
-    out_ways: Sequence[int]
+    in_axes: Sequence[int]  # of each scanned array (inputs behind the states)
+    in_ways: Sequence[int]  # 1: from its end
+    out_axes: Sequence[int]  # of each stack (outputs behind the states)
+    out_ways: Sequence[int]  # 1: filled from its end
 
 
 class _Scanned(NamedTuple):
@@ -528,7 +530,10 @@ def scan(site: Site) -> Sequence[Term | None]:
 
 
 def _scan_inputs(site: Site, part: Graph, facts: _ScanFacts) -> list[Value]:
-    """Return the declarations of the body's states, then of the slices that it scans."""
+    """Return the declarations of the body's states, then of the slices that it scans.
+
+    part: the body. facts: axes of the scanned arrays, which the slices lack.
+    """
     n = facts.n_states + len(facts.in_axes)
     items = zip(part.inputs[:n], site.node.inputs[:n], strict=True)
     rows = [(item, _value(site.writer, name, name)) for item, name in items]
@@ -546,7 +551,10 @@ def _scan_inputs(site: Site, part: Graph, facts: _ScanFacts) -> list[Value]:
 def _store_states(
     site: Site, body: _Body, states: Sequence[str], facts: _ScanFacts
 ) -> list[_Scanned]:
-    """Let the scan stack these states of each run, for the backward scan to go over."""
+    """Let the forward Scan stack these states of each run, by more outputs than its `facts` have.
+
+    Return the stacks as arrays for the backward scan, which reads them from the end.
+    """
     node = site.node
     graph, _ = body.with_states_of_runs(states)
     stacks = [site.writer.new_name(f"{name}_runs") for name in states]

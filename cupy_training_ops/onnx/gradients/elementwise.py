@@ -2,6 +2,10 @@
 """Gradients of element-wise operators, with NumPy's broadcasting of their inputs.
 
 A gradient of 0 is chosen (Where), not multiplied by 0, which would make NaN of an infinity.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ FORMULAS: dict[str, Callable[[Site, Term, Term, Term], Term]] = {
 
 
 def _by_formula(formula: Callable[[Site, Term, Term, Term], Term]) -> Rule:
-    """Return the rule of an operator of one input from a formula as in FORMULAS."""
+    """Return the rule of an operator of one input; formula(site, dy, x, y) returns dx."""
 
     def rule(site: Site) -> Sequence[Term]:
         return [formula(site, site.dys[0], site.inputs[0], site.outputs[0])]

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of losses."""
+"""Gradients of losses.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,8 @@ CLASSES = 1  # the axis of classes
 def softmax_cross_entropy_loss(site: Site) -> Sequence[Term | None]:
     """d_scores = d_loss weight[label] (softmax - one_hot(label)) / n, by one node.
 
-    n: as of `reduction`. If the output log_prob has a gradient too, LogSoftmax's is added.
+    n: by `reduction`, 1 or the sum of the labels' weights. If the output log_prob has a gradient
+    too, LogSoftmax's is added.
     """
     _refuse_weights(site)
     labels, *weights = site.inputs[1:]

@@ -50,7 +50,7 @@ def _is_gradient(node: Node) -> bool:
 
 
 def _innermost(graph: Graph, node: Node) -> Node:
-    """Return a Gradient node that `node`'s y depends on, and that depends on no other; or `node`.
+    """Return a Gradient node of the graph that `node`'s y depends on, itself on none; or `node`.
 
     So gradients of gradients are made from the inside.
     """
@@ -87,7 +87,10 @@ def _names(node: Node) -> tuple[list[str], list[str], str]:
 
 
 class _Gradient:
-    """One Gradient node, to be replaced in its graph."""
+    """One Gradient node, to be replaced in its graph.
+
+    Its attributes: _xs, values to differentiate by; _ends, these and zs; _y, the value itself.
+    """
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self._node, (self._xs, self._ends, self._y) = node, _names(node)
@@ -102,7 +105,8 @@ class _Gradient:
         """Return the graph in which other nodes compute the node's outputs.
 
         If the node's inputs are other values than those named by xs and zs, or one of these depends
-        on another, the nodes from them to y are copied, over the node's inputs.
+        on another, the nodes from them to y are copied, over the node's inputs. Nodes that then
+        read each other in a circle are added to `problems`.
         """
         writer = self._writer
         places = places_of(writer.forward, [self._y], self._ends)
@@ -131,7 +135,7 @@ class _Gradient:
     def _copy(self, places: Sequence[int]) -> dict[str, str]:
         """Add copies of the nodes of indices `places`, over the node's inputs as xs and zs.
 
-        Return each value's name: the name of its copy.
+        Return {value's name: the name of its copy}.
         """
         writer = self._writer
         names = {

@@ -3,6 +3,10 @@
 
 y = scale x^ + bias, x^ = (x - mean) inv_std      h = dy scale
 dx = inv_std (h - mean of h - x^ (mean of h x^))    d_scale = sum of dy x^    d_bias = sum of dy
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of products: matrices, convolutions."""
+"""Gradients of products: matrices, convolutions.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +199,10 @@ def _read_equation(site: Site) -> tuple[list[str], str]:
 
 
 def _of_operand(site: Site, place: int, terms: Sequence[str], result: str) -> Term:
-    """Return the gradient of operand `place`; terms, result: as of _read_equation."""
+    """Return the gradient of operand `place`.
+
+    terms: each operand's letters. result: the result's. "ij,jk->ik": ["ij", "jk"], "ik".
+    """
     x, own = site.inputs[place], terms[place]
     free = (c for c in string.ascii_letters if not any(c in term for term in (*terms, result)))
     operands = [(site.dys[0], result)]

@@ -5,6 +5,10 @@ q = x / scale + zero        dx = dq / scale, 0 where q was cut to its type's ran
 y = (q - zero) scale        dq = dy scale
 
 The gradient of an integer q is real. What depends on q's shape alone has none.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 
 Where ONNX Runtime's LSTMTraining and GRUTraining have the variant, LSTM and GRU become these, whose
 further outputs, cells and gates, LSTMGrad and GRUGrad read; else these compute them again, from Y.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -56,9 +60,9 @@ def _dys(site: Site, n: int) -> Operands:
 
 
 def _results(site: Site, op_type: str, *operands: Term | None) -> Sequence[Term | None]:
-    """Add the gradient's node, and return the gradient of each input, None of sequence_lens.
+    """Add the gradient's node `op_type` over `operands`; return each input's gradient.
 
-    The node has outputs up to that of the last input.
+    That of sequence_lens is None. The node has outputs up to that of the last input.
     """
     n = len(site.inputs)
     n_outputs = n if n <= LENGTHS else n - 1
@@ -68,9 +72,10 @@ def _results(site: Site, op_type: str, *operands: Term | None) -> Sequence[Term 
 
 
 def _becomes_upstreams(site: Site, defaults: Sequence[str]) -> bool:
-    """Replace the node by LSTMTraining or GRUTraining if these have its variant; True if so.
+    """Replace the node by ONNX Runtime's LSTMTraining or GRUTraining where they compute the same.
 
-    They are forward, with the default activations, without clipping, lengths and peepholes.
+    They are forward, with the activations `defaults`, without clipping, lengths and peepholes.
+    Return True if it was replaced.
     """
     inputs, attributes = _inputs(site, 8), dict(site.node.attributes)
     extents = site.extents(site.inputs[2])

@@ -2,6 +2,10 @@
 """Gradients of reductions.
 
 y = reduction of x over axes: dy, with a 1 in place of each axis, is broadcast to x's shape.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations

@@ -6,6 +6,10 @@ x_grad[pixel[o]] += weight[o] y_grad[o]
 
 A tap is one of the pixels that an output interpolates: one of nearest, two of linear, four of cubic
 mode, each with an index and a weight.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations

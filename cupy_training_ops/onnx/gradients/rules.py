@@ -99,6 +99,7 @@ class Site:
     outputs    Terms, None of one that is left out
     dys        gradients of the outputs; None where the loss does not depend on it
     wanted     for each input, True if its gradient is needed
+    writer     the graph to which nodes are added
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Site:
         dys: Sequence[str],
         wanted: tuple[bool, ...],
     ) -> None:
+        """Prepare; place: the node's index in writer.forward. dys: names, "" without a gradient."""
         self.writer, self._place, self.wanted = writer, place, wanted
         self.inputs = tuple(self._term(name) for name in self.node.inputs)
         self.dys = tuple(self._term(name) for name in dys)
@@ -149,13 +151,19 @@ class Site:
         return self.ops(1, op_type, *inputs, **options)[0]
 
     def own(self, op_type: str, *inputs: Term | None, **options: Any) -> Term:
-        """Add a node of the domain com.microsoft, ONNX Runtime's training operators; see `op`."""
+        """Add a node of the domain com.microsoft, ONNX Runtime's own operators; return its result.
+
+        options: attributes, `dtype` and `like` as `op` takes them.
+        """
         return self.op(op_type, *inputs, domain=MICROSOFT, **options)
 
     def owns(
         self, n_outputs: int, op_type: str, *inputs: Term | None, **options: Any
     ) -> tuple[Term, ...]:
-        """Add a node of the domain com.microsoft with several results; see `op`."""
+        """Add a node of the domain com.microsoft, and return its n_outputs results.
+
+        options: attributes, `dtype` and `like` as `op` takes them.
+        """
         return self.ops(n_outputs, op_type, *inputs, domain=MICROSOFT, **options)
 
     def ops(
@@ -168,7 +176,10 @@ class Site:
         like: Term | None = None,
         **attributes: Any,
     ) -> tuple[Term, ...]:
-        """Add a node with several results, and return these; see `op`."""
+        """Add a node of this operator and domain, and return its n_outputs results.
+
+        dtype: of all results; or `like`, a Term of that type; else the first input's.
+        """
         if like is not None:
             dtype = self.writer.types.get(like.name)
         names = self.writer.add(

@@ -4,6 +4,12 @@
 y[p] = sum over taps of weight(p) x[pixel(p)], where p lies at s(p) = grid(p) scaled to pixels
 x_grad[pixel(p)] += weight(p) y_grad[p]
 s_grad[p] = y_grad[p] (sum over taps of weight'(p) x[pixel(p)])
+
+A place p is a point that the grid names, a tap one of the pixels that are interpolated there.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -100,7 +106,7 @@ def _times(site: Site, x: Term, factors: Sequence[Term | None]) -> Term:
 
 
 def _extent(site: Site, x: Term, axis: int, dtype: Dtype) -> _Extent:
-    """Return the extent of x along an axis; dtype: that of places."""
+    """Return the extent of x along an axis; dtype: of its `length`, if that is computed."""
     n = site.extent(x, axis)
     if isinstance(n, int):
         return _Extent(n, n)

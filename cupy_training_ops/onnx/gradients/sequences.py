@@ -2,6 +2,10 @@
 """Gradients of operators on sequences, which are sequences of gradients.
 
 s = [a, b]; y = s[1]      s_grad = [0, y_grad]; a_grad = s_grad[0], b_grad = s_grad[1]
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 """Gradients of operators that make, join, split and index arrays.
 
 y = x[places]      x_grad[places] += y_grad, zero elsewhere
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -151,7 +155,10 @@ def pad(site: Site) -> Sequence[Term | None]:
 
 
 def _pad_with_elements(site: Site, mode: str, x: Term, pads: Term, axes: Term | None) -> Term:
-    """Return dx[places] += dy, axis by axis; places: 0, 1, ..., n - 1 padded in the same way."""
+    """Return dx[places] += dy, axis by axis; places: 0, 1, ..., n - 1 padded in the same way.
+
+    axes: those that `pads` (all begins, then all ends) are of; None for all of x.
+    """
     chosen = range(site.rank(x)) if axes is None else site.known(axes, "axes")
     dx, known = site.dy, site.value(pads)
     k = len(chosen)
@@ -231,7 +238,7 @@ def range_(site: Site) -> Sequence[Term | None]:
 
 
 class _Scatter:
-    """Gathers and scatters by the indices of a ScatterElements or ScatterND node."""
+    """Gathers and scatters by the indices (input 1) of a ScatterElements or ScatterND node."""
 
     def __init__(self, site: Site) -> None:
         self._site, self._indices = site, site.inputs[1]
@@ -240,7 +247,7 @@ class _Scatter:
         self._axis = axis
 
     def read(self, x: Term) -> Term:
-        """Return the elements of x at the indices, in the shape of the node's updates."""
+        """Return the elements of x at the node's indices, in the shape of its updates."""
         return self._site.op(f"Gather{self._suffix}", x, self._indices, **self._axis)
 
     def write(self, x: Term, updates: Term, reduction: str) -> Term:
@@ -254,23 +261,24 @@ def scatter(site: Site) -> Sequence[Term | None]:
     """Gradients of x and of the updates u, by `reduction`.
 
     none: dx = dy, but 0 at the indices; du = dy there. add: dx = dy, du = dy at the indices.
-    mul, max, min: see below.
+    mul: each factor's is dy times the other factors. max, min: the largest or smallest share dy.
     """
     updates = site.inputs[2]
-    dy, places, reduction = site.dy, _Scatter(site), site.attribute("reduction", "none")
+    dy, at, reduction = site.dy, _Scatter(site), site.attribute("reduction", "none")
     if reduction == "mul":
-        return _of_product(site, places)
+        return _of_product(site, at)
     if reduction in ("max", "min"):
-        return _of_extremes(site, places)
+        return _of_extremes(site, at)
     dx = dy
     if reduction == "none" and site.wanted[0]:
-        dx = places.write(dy, site.zeros(updates), "none")
-    return [dx, None, places.read(dy) if site.wanted[2] else None]
+        dx = at.write(dy, site.zeros(updates), "none")
+    return [dx, None, at.read(dy) if site.wanted[2] else None]
 
 
-def _of_product(site: Site, places: _Scatter) -> Sequence[Term | None]:
+def _of_product(site: Site, at: _Scatter) -> Sequence[Term | None]:
     """y is the product of x and all updates u of an element: d_factor = dy times the others.
 
+    at: reads and writes at the node's indices.
     p = the product of all factors that are not 0, n = how many are 0: the product of the others is
     p / factor (p itself for a factor of 0) where no other one is 0, else 0.
     """
@@ -280,24 +288,27 @@ def _of_product(site: Site, places: _Scatter) -> Sequence[Term | None]:
     factors = [site.choose(where, 1, each) for where, each in pairs]
     zeros = [site.cast(where, site.dtype(x)) for where in is_zero]
     product, n = (
-        places.write(factors[0], factors[1], "mul"),
-        places.write(zeros[0], zeros[1], "add"),
+        at.write(factors[0], factors[1], "mul"),
+        at.write(zeros[0], zeros[1], "add"),
     )
     dx = site.dy * product / factors[0]
-    du = places.read(site.dy * product) / factors[1]
+    du = at.read(site.dy * product) / factors[1]
     return [
         site.choose(site.compare("Equal", n, zeros[0]), dx, 0),
         None,
-        site.choose(site.compare("Equal", places.read(n), zeros[1]), du, 0),
+        site.choose(site.compare("Equal", at.read(n), zeros[1]), du, 0),
     ]
 
 
-def _of_extremes(site: Site, places: _Scatter) -> Sequence[Term | None]:
-    """y is the max or min of x and all updates of an element: those that equal y share dy."""
+def _of_extremes(site: Site, at: _Scatter) -> Sequence[Term | None]:
+    """y is the max or min of x and all updates of an element: those that equal y share dy.
+
+    at: reads and writes at the node's indices.
+    """
     x, _, updates = site.inputs
     y = site.outputs[0]
     dtype = site.dtype(x)
     own = site.cast(site.compare("Equal", x, y), dtype)
-    others = site.cast(site.compare("Equal", updates, places.read(y)), dtype)
-    part = site.dy / places.write(own, others, "add")
-    return [part * own, None, places.read(part) * others]
+    others = site.cast(site.compare("Equal", updates, at.read(y)), dtype)
+    part = site.dy / at.write(own, others, "add")
+    return [part * own, None, at.read(part) * others]

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of Fourier transforms."""
+"""Gradients of Fourier transforms.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
+"""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ def names_of(graph: Graph) -> set[str]:
 
 
 def sequences_of(graph: Graph, types: Mapping[str, Dtype]) -> dict[str, Dtype | None]:
-    """Return the name of each value that is a sequence: the type of its arrays, None if unknown.
+    """Return {name of a value that is a sequence: type of its arrays, None if unknown}.
 
-    types: those of values by name.
+    types: of single arrays by name.
     """
     known = {item.name: item.dtype for item in graph.inputs if item.is_sequence}
     for node in graph.nodes:
@@ -67,9 +67,9 @@ def sequences_of(graph: Graph, types: Mapping[str, Dtype]) -> dict[str, Dtype | 
 class Writer:
     """Adds nodes behind those of a graph.
 
-    forward: the graph's nodes, whose items may be replaced. constants, types, shapes, sequences
-    (its arrays' type): of values by name. version: the opset of added nodes. names: all names in
-    use. parameters: names of constants whose values will change.
+    forward: the graph's nodes, whose items may be replaced. constants, types, shapes: of values by
+    name; sequences: the type of their arrays by a sequence's name. version: the opset of added
+    nodes. names: all names in use. parameters: names of constants whose values will change.
     """
 
     def __init__(self, graph: Graph, parameters: Collection[str] = ()) -> None:
@@ -124,7 +124,7 @@ class Writer:
             self.shapes[name] = shape
 
     def constant(self, name: str, value: HostArray) -> str:
-        """Add a constant; return its name, `name` or one like it."""
+        """Add a constant; return its name: `name`, or name_1, name_2, ... if that is in use."""
         name = self.new_name(name)
         self.constants[name], self.types[name] = value, value.dtype
         return name
@@ -140,9 +140,10 @@ class Writer:
         dtype: Dtype | None = None,
         attributes: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[str, ...]:
-        """Add a node; return the names of its n_outputs results, each `name` or one like it.
+        """Add a node over values `inputs`; return the names of its n_outputs results.
 
-        dtype: the results' type; by default that of the first input whose type is known.
+        Each is `name`, or name_1, name_2, ... if that is in use. dtype: the results' type; by
+        default that of the first input whose type is known.
         """
         results = tuple(self.new_name(name) for _ in range(n_outputs))
         version = 1 if domain else self.version
@@ -200,9 +201,10 @@ def _step(op_type: str, inputs: str, output: str, **attributes: object) -> Node:
 
 
 def _map(writer: Writer, sequences: Sequence[str], name: str, steps: Sequence[Node]) -> str:
-    """Add a SequenceMap, and return the name of its result, a sequence.
+    """Add a SequenceMap to `writer`; return its result's name, `name` or one that begins so.
 
-    steps: nodes that compute y from a, an element of sequences[0], and b, one of sequences[1].
+    sequences: one or two names. steps: nodes of its body, which compute y from a, an element of
+    sequences[0], and b, one of sequences[1].
     """
     letters = sorted({each for node in steps for each in (*node.inputs, *node.outputs)})
     names = {letter: writer.new_name(f"{name}_{letter}") for letter in letters}

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators on the bits of numbers."""
+"""Operators on the bits of numbers.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 

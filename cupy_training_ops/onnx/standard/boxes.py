@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Boxes in images: the best ones that do not overlap."""
+"""Boxes in images: the best ones that do not overlap.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that work element by element, with NumPy's broadcasting."""
+"""Operators that work element by element, with NumPy's broadcasting.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -214,6 +217,7 @@ def selu(
     alpha: float = 1.67326319217681884765625,
     gamma: float = 1.05070102214813232421875,
 ) -> Array:
+    """Return gamma x where x > 0, else gamma alpha (e^x - 1)."""
     return elu(xp, x, alpha=alpha) * scalar(x, gamma)
 
 
@@ -295,6 +299,7 @@ def is_nan(xp: Module, x: Array) -> Array:
 def is_inf(
     xp: Module, x: Array, *, detect_negative: bool = True, detect_positive: bool = True
 ) -> Array:
+    """Return True where x is an infinity of a sign that is looked for."""
     y = xp.isinf(x)
     if not detect_negative:
         y &= x > 0

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""GRUTraining, which is GRU with its gates among the results, and the gradients of GRU."""
+"""GRUTraining, which is GRU with its gates among the results, and the gradients of GRU.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+w, r, bias, lengths, h, c, peepholes: ONNX's W, R, B, sequence_lens, initial_h, initial_c and P.
+`way` is a layer that collects its gradients, d a direction's index.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +22,12 @@ DEFAULTS = ("Sigmoid", "Tanh")
 
 
 class _Reset(NamedTuple):
-    """A GRU's gates at all steps, (steps, batch, ...): update z, reset r, new n."""
+    """A GRU's gates at all steps: update z, reset r, new n; (steps, batch, hidden) each."""
 
-    both: Array  # z and r, 2 hidden
-    both_slopes: Array  # of their activations
+    both: Array  # z, then r along the last axis, 2 hidden
+    both_slopes: Array  # derivatives of their activations
     new: Array
-    new_slope: Array
+    new_slope: Array  # derivative of its activation
     hidden: Array  # R_n h + its bias with linear_before_reset, where r multiplies that; else None
 
 
@@ -31,7 +36,8 @@ def _gru_gates(
 ) -> _Reset:
     """Return direction d's gates, computed once more unless they are known.
 
-    before: the hidden state before each step. gates: z, r, n of GRUTraining, (steps, directions,
+    functions: activations of z and r, and of n. before: the hidden state before each step. gates:
+    z, r, n of GRUTraining, (steps, directions,
     batch, 3 hidden), or None. is_linear: linear_before_reset.
     """
     m = 2 * way.n_hidden
@@ -73,6 +79,7 @@ def gru_training(
     refuse_lengths(lengths)
     layer = Layer(xp, (x, w, r, bias), 3, hidden_size, direction, 0, None)
     m, hidden = layer.n_hidden, layer.start("initial_h", h)[0]
+    # B: z, r, n beside W x, then z, r, n beside R h; only the last is not added to W x at once.
     own = xp.zeros(6 * m, layer.x.dtype) if layer.bias is None else layer.bias[0]
     of_both, new_bias = own[: 2 * m] + own[3 * m : 5 * m], own[5 * m :]
     inputs = layer.times(layer.x, layer.w[0]) + xp.concatenate([of_both, own[2 * m : 3 * m]])
@@ -141,7 +148,8 @@ def _add_linear_gru(way: Way, d: int, gates: _Reset, before: Array, dy: Array, l
     """Add direction d's gradients, with linear_before_reset.
 
     n = g(W_n x + r q), q = R_n h: dn, dq = r dn and dr = q dn are multiples of dh, by factors k
-    that are known for all steps. before: hidden states before each step. last: gradients of Y_h.
+    that are known for all steps. before: hidden states before each step. dy: gradients of Y. last:
+    of Y_h.
     """
     xp, m = way.xp, way.n_hidden
     update, reset = gates.both[..., :m], gates.both[..., m:]
@@ -166,8 +174,9 @@ def _add_linear_gru(way: Way, d: int, gates: _Reset, before: Array, dy: Array, l
 
 
 def _add_gru(way: Way, d: int, gates: _Reset, before: Array, dy: Array, last: Array) -> None:
-    """Add direction d's gradients, without linear_before_reset (arguments as above).
+    """Add direction d's gradients, without linear_before_reset.
 
+    before: hidden states before each step. dy: gradients of Y. last: of Y_h.
     n = g(W_n x + R_n (r h)): dr = h R_n^T dn, which takes a product of its own at each step.
     """
     xp, m, r = way.xp, way.n_hidden, way.r[d]

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""LSTMTraining, which is LSTM with its cells and gates among the results; the gradients of LSTM."""
+"""LSTMTraining, which is LSTM with its cells and gates among the results; the gradients of LSTM.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+w, r, bias, lengths, h, c, peepholes: ONNX's W, R, B, sequence_lens, initial_h, initial_c and P.
+`way` is a layer that collects its gradients, d a direction's index.
+looks: peephole weights of the gates i, o and f, (3, hidden), or None. input_forget: f = 1 - i.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +29,7 @@ class _Memory(NamedTuple):
     cells: Array  # behind each step
     before: Array  # before each step
     gates: Sequence[Array]  # input, output, forget, and the new cell's tanh
-    slopes: Sequence[Array]  # of the gates' activations
+    slopes: Sequence[Array]  # derivatives of the gates' activations
 
 
 def _memory(
@@ -38,7 +44,7 @@ def _memory(
     """Return the cells and gates of direction d, computed once more from the hidden states.
 
     functions: activations of gates, new cell, and hidden state. before: the hidden state before
-    each step. start: the initial cell. looks: peephole weights of i, o and f, (3, hidden), or None.
+    each step. start: the initial cell.
     """
     a = way.times(way.x, way.w[d]) + way.times(before, way.r[d]) + sum(way.biases(d))
     parts = _by_gate(way, a)
@@ -63,7 +69,7 @@ def _by_gate(layer: Layer, x: Array) -> list[Array]:
 def _inner(way: Way, function: Any, parts: Sequence[Array], input_forget: bool) -> Sequence[Array]:
     """Return input gate, its slope, forget gate, its slope.
 
-    parts: the sums i, o, f, c that activations are applied to. input_forget: forget = 1 - input.
+    function: the gates' activation. parts: the sums i, o, f, c that activations are applied to.
     """
     let_in, in_slope = way.open(function, parts[0])
     if input_forget:
@@ -82,7 +88,8 @@ def _add_looks(
 ) -> None:
     """Add the peepholes' products with cells to the sums i, o and f (parts), in place.
 
-    The cells are computed step by step for that, from the initial one, `cell`.
+    The cells are computed step by step for that, from the initial one, `cell`. functions:
+    activations of gates and new cell.
     """
     for t in way.order(d):
         now = [part[t] for part in parts]
@@ -222,8 +229,9 @@ def _add_lstm(
 
     h = o f(c), c = f c' + i g, where c' is the cell before. At each step the gradient of c is
     dc + k_cell dh; da_o is a multiple of dh, da of the other gates of c's gradient, by factors k
-    that are known for all steps. before: hidden states before each step. last: gradients of the
-    last hidden state by direction. dc: of the last cell.
+    that are known for all steps. function: activation of the hidden state. before: hidden states
+    before each step. dy: gradients of Y. last: of the last hidden state by direction. dc: of the
+    last cell.
     """
     xp, m = way.xp, way.n_hidden
     let_in, out, forget, new = memory.gates

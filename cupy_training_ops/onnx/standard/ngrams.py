@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Counts of n-grams: n numbers that follow each other in a row of an array, or with the same number
-of elements skipped between each two."""
+of elements skipped between each two.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 

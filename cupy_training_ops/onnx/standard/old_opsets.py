@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators of early opsets, whose attributes have changed since: `broadcast`, `axis`, `scales`."""
+"""Operators of early opsets, whose attributes have changed since: `broadcast`, `axis`, `scales`.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ UPSAMPLED = {"mode": ("nearest", "linear")}
 
 
 def _with_axis(name: str) -> Function:
-    """Return an operator of opset 6: y is broadcast to x only if the attribute `broadcast` is set.
+    """Return the operator `name` as of opset 6, computed by its function of opset 7.
 
-    axis: the axis of x that y's first one is.
+    y is broadcast to x only if the attribute `broadcast` is set, from axis `axis` of x on.
     """
     item = find(name, 7)
     assert item is not None
@@ -37,7 +40,7 @@ def _with_axis(name: str) -> Function:
 def _before(y: Array, shape: tuple[int, ...], axis: int | None) -> Array:
     """Return y reshaped to broadcast to `shape`, with its first axis at `axis` of that.
 
-    (3,) for shape (2, 3, 4) at axis 1 becomes (3, 1). None: its last axis is the last.
+    (3,) for shape (2, 3, 4) at axis 1 becomes (3, 1). Without axis, its last axis is the last.
     """
     first = len(shape) - y.ndim if axis is None else axis
     if y.size == 1:
@@ -76,6 +79,7 @@ def batch_normalization_1(
     momentum: float = 0.9,
     spatial: bool = True,
 ) -> Any:
+    """Normalise by the running `mean` and `var`; is_test and spatial have to be set."""
     return batch_normalization(xp, x, scale, bias, mean, var, epsilon=epsilon)
 
 

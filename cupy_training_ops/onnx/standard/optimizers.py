@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Steps of optimizers of the domain ai.onnx.preview.training: new arrays for old ones.
 
-The inputs are the learning rate, the number of steps before, and lists of n arrays one behind the
-other: x_1 ... x_n, their gradients, and n of each moment.
+The inputs are the learning rate, the count of steps before, and lists of n arrays one behind the
+other: x_1 ... x_n, their gradients, and n of each moment. In formulas g is the gradient plus
+norm_coefficient x.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ def _update(
     arrays: Sequence[Array],
     n_lists: int,
 ) -> tuple[Array, ...]:
-    """Return new variables and moments, list by list.
+    """Return the new variables x_1 ... x_n, then n new ones of each moment.
 
     function: (rate, count, x, gradient, moments...) to the new (x, moments...) of one variable.
     arrays: n_lists lists of equal length, one behind the other.
@@ -62,8 +65,10 @@ def momentum(
     mode: str,
     norm_coefficient: float,
 ) -> tuple[Array, ...]:
-    """v = alpha v + beta g (beta = 1 in the first step), x -= rate v; nesterov: x -= rate (g +
-    alpha v)."""
+    """Return new x and moments v: v = alpha v + beta g (beta = 1 in the first step), x -= rate v.
+
+    Mode "nesterov": x -= rate (g + alpha v). arrays: all x, their gradients, and all v.
+    """
 
     def step(rate: Array, count: Array, x: Array, gradient: Array, v: Array) -> Sequence[Array]:
         gradient = _add_penalty(x, gradient, norm_coefficient)
@@ -85,7 +90,10 @@ def adagrad(
     epsilon: float = 1e-6,
     norm_coefficient: float = 0.0,
 ) -> tuple[Array, ...]:
-    """h += g^2, x -= rate / (1 + count decay_factor) g / (sqrt(h) + epsilon)."""
+    """Return new x and moments h: h += g^2, x -= rate g / (1 + count decay_factor) / (sqrt(h) + e).
+
+    e: epsilon. arrays: all x, their gradients, and all h.
+    """
 
     def step(rate: Array, count: Array, x: Array, gradient: Array, h: Array) -> Sequence[Array]:
         gradient = _add_penalty(x, gradient, norm_coefficient)
@@ -108,14 +116,17 @@ def adam(
     norm_coefficient: float = 0.0,
     norm_coefficient_post: float = 0.0,
 ) -> tuple[Array, ...]:
-    """v = alpha v + (1 - alpha) g, h = beta h + (1 - beta) g^2.
+    """Return new x and moments: v = alpha v + (1 - alpha) g, h = beta h + (1 - beta) g^2.
 
-    x -= rate c v / (sqrt(h) + epsilon), c = sqrt(1 - beta^count) / (1 - alpha^count), 1 in step 0.
+    arrays: all x, their gradients, all v, and all h.
+    x -= rate c v / (sqrt(h) + epsilon), c = sqrt(1 - beta^count) / (1 - alpha^count), 1 in step 0;
+    then x *= 1 - norm_coefficient_post.
     """
 
     def step(
         rate: Array, count: Array, x: Array, gradient: Array, v: Array, h: Array
     ) -> Sequence[Any]:
+        """Return the new x, v and h of one variable."""
         gradient = _add_penalty(x, gradient, norm_coefficient)
         v = v * scalar(x, alpha) + gradient * scalar(x, 1 - alpha)
         h = h * scalar(x, beta) + gradient * gradient * scalar(x, 1 - beta)

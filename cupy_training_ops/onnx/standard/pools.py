@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators over windows and regions: norms of windows, inverses of pooling, maxima of regions."""
+"""Operators over windows and regions: norms of windows, inverses of pooling, maxima of regions.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,7 @@ def col2im(
 ) -> Array:
     """Return images (N, C, ...) in which overlapping blocks are added: the reverse of im2col.
 
-    x: (N, C * elements of a block, blocks). image, block: extents.
+    x: (N, C * elements of a block, blocks). image, block: their extents, vectors.
     """
     shape, kernel = extents(image), extents(block)
     if x.ndim != 3 or len(shape) != len(kernel) or x.shape[1] % math.prod(kernel):
@@ -189,7 +192,7 @@ def max_roi_pool(
     pooled_shape: Sequence[int],
     spatial_scale: float = 1.0,
 ) -> Array:
-    """Return the maximum of each cell of a region, (R, C, cells); 0 of a cell without pixels.
+    """Return the maximum of each cell of R regions, (R, C, *pooled_shape); 0 without pixels.
 
     rois: (R, 5), image index, and x and y of the first and the last pixel, before spatial_scale.
     """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators on quantized numbers: an integer q is the code of (q - zero_point) scale."""
+"""Operators on quantized numbers: an integer q is the code of (q - zero_point) scale.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,8 @@ def quantize_linear(
 ) -> Array:
     """Return x / scale + zero, rounded and clipped to the type of `zero` (uint8 without one).
 
-    The quotient is rounded to the type of the scale, or of `precision`. axis, block_size: see
-    _spread.
+    The quotient is rounded to the type of the scale, or of `precision`. scale, zero: one number, or
+    one for each index of `axis`, or for each block of `block_size` of them.
     """
     dtype = graph_dtype(output_dtype) if output_dtype else UINT8
     if zero is not None:
@@ -96,9 +99,10 @@ def _saturate(
     axis: int = 1,
     block_size: int = 0,
 ) -> Array:
-    """Return rint(quotient) + zero, clipped to the range of an integer type, as that type.
+    """Return rint(quotient) + zero, clipped to the range of the integer type `dtype`, as that type.
 
-    shape, axis, block_size: see _spread.
+    zero: None, one number, or one for each index of `axis`, or for each block of `block_size` of
+    them. shape: of the quotient.
     """
     whole = xp.rint(quotient)
     if zero is not None:
@@ -122,7 +126,10 @@ def dequantize_linear(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Array:
-    """(x - zero) scale."""
+    """Return (x - zero) scale in the scale's type, or that of `output_dtype`.
+
+    scale, zero: one number, or one for each index of `axis`, or each block of `block_size` of them.
+    """
     dtype = graph_dtype(output_dtype) if output_dtype else scale.dtype
     wide = FLOAT64 if x.dtype == INT32 else FLOAT32
     whole = x.astype(wide)

@@ -5,6 +5,8 @@
 
 A session appends the state to a node's inputs, and each run updates it; a node that runs by itself
 has none, and draws by its attribute `seed`, or by the operating system's random bits.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def _mix(z: Array) -> Array:
 def _uniform(xp: Module, state: Any, seed: float | None, n: int, dtype: Dtype) -> Array:
     """Return n uniform numbers in [0, 1), as float64, all of them exact in `dtype`.
 
-    state: as in the module, updated in place; None: made from `seed`, or at random.
+    state: uint64 [seed, numbers drawn so far], updated in place; None: of `seed`, or at random.
     """
     if state is None:
         own = secrets.randbits(64) if seed is None else seed_bits(seed)
@@ -60,7 +62,7 @@ def _uniform(xp: Module, state: Any, seed: float | None, n: int, dtype: Dtype) -
     k = xp.arange(n).astype(np.uint64) + state[1:] + np.uint64(1)
     z = _mix(_mix(state[:1]) + k * STEP)
     state[1:] += np.uint64(n)
-    bits = BITS[dtype]
+    bits = BITS[dtype]  # the upper bits, as a fraction
     return (z >> np.uint64(64 - bits)).astype(FLOAT64) * 2.0**-bits
 
 
@@ -81,7 +83,10 @@ def _draw_uniform(
     low: float,
     high: float,
 ) -> Array:
-    """Return uniform numbers of a shape and type, from low to high; state, seed: as of _uniform."""
+    """Return uniform numbers of a shape and type, from low to high.
+
+    state: uint64 [seed, numbers drawn so far], updated in place; None: of `seed`, or at random.
+    """
     u = _uniform(xp, state, seed, math.prod(shape), dtype).reshape(tuple(shape))
     return (low + u * (high - low)).astype(dtype)
 
@@ -95,7 +100,10 @@ def _draw_normal(
     mean: float,
     scale: float,
 ) -> Array:
-    """Return normal numbers, mean + scale sqrt(-2 log(1 - u)) cos(2 pi v) (Box-Muller)."""
+    """Return normal numbers, mean + scale sqrt(-2 log(1 - u)) cos(2 pi v) (Box-Muller).
+
+    state: uint64 [seed, numbers drawn so far], updated in place; None: of `seed`, or at random.
+    """
     n = math.prod(shape)
     numbers = _uniform(xp, state, seed, 2 * n, FLOAT64)
     radius = xp.sqrt(-2 * xp.log(1 - numbers[:n]))
@@ -114,6 +122,7 @@ def random_uniform(
     low: float = 0.0,
     seed: float | None = None,
 ) -> Array:
+    """Return uniform numbers from low to high, of `shape`, float32 without a dtype."""
     return _draw_uniform(xp, extents(shape), state, seed, _type(dtype, FLOAT32), low, high)
 
 
@@ -128,6 +137,7 @@ def random_uniform_like(
     low: float = 0.0,
     seed: float | None = None,
 ) -> Array:
+    """Return uniform numbers from low to high, of x's shape, and type without a dtype."""
     return _draw_uniform(xp, x.shape, state, seed, _type(dtype, x.dtype), low, high)
 
 
@@ -142,6 +152,7 @@ def random_normal(
     scale: float = 1.0,
     seed: float | None = None,
 ) -> Array:
+    """Return normal numbers of a shape; scale: standard deviation. dtype: float32 without one."""
     return _draw_normal(xp, extents(shape), state, seed, _type(dtype, FLOAT32), mean, scale)
 
 
@@ -156,6 +167,7 @@ def random_normal_like(
     scale: float = 1.0,
     seed: float | None = None,
 ) -> Array:
+    """Return normal numbers of x's shape; scale: standard deviation. dtype: x's without one."""
     return _draw_normal(xp, x.shape, state, seed, _type(dtype, x.dtype), mean, scale)
 
 

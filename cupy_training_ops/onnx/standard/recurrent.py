@@ -2,6 +2,9 @@
 """Recurrent layers: RNN, GRU and LSTM, in one direction or both.
 
 The inputs' part of all gates is one product for the whole sequence; each step adds the state's.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+w, r, bias, lengths, h, c, peepholes: ONNX's W, R, B, sequence_lens, initial_h, initial_c and P.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ DIRECTIONS = ("forward", "reverse", "bidirectional")
 Names = Sequence[str] | None
 Floats = Sequence[float] | None
 States = tuple[Array, ...]  # hidden state, and of an LSTM the cell; each (batch, hidden)
-Step = Callable[[Array, States], States]  # (W x_t + bias, states before) to states behind
+Step = Callable[[Array, States], States]  # (W x_t + bias, states before t) to states after t
 
 
 # ---- activations ---------------------------------------------------------------------------------
@@ -93,12 +96,13 @@ def activations_of(names: Sequence[str], alphas: Floats, betas: Floats) -> list[
 
 
 def activations_checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
-    """Return a check of a node's attributes: number and names of activations, alphas, betas.
+    """Return a function that refuses a node's attributes with wrong activations, alphas or betas.
 
     defaults: the activations of one direction.
     """
 
     def check(attributes: Mapping[str, Any]) -> None:
+        """Refuse attributes of a node (values by name) that do not fit `defaults`."""
         n = 2 if attributes.get("direction") == "bidirectional" else 1
         activations = attributes.get("activations")
         if activations is not None and len(activations) != n * len(defaults):
@@ -116,10 +120,12 @@ def activations_checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
 class Layer:
     """Base of RNN, GRU and LSTM over NumPy and CuPy; half types are computed in float32.
 
-    x: (steps, batch, inputs). w, r, bias: as ONNX's W, R, B, with a direction first. n_hidden: of a
-    state. backward: for each direction, True if it goes from the last step to the first. n_gates:
-    gates of a step. layout: 1 if inputs and outputs have the batch first. clip: inputs of
-    activations are clipped to -clip and clip.
+    Its attributes: x, (steps, batch, inputs); w, r, bias, ONNX's W, R, B, by direction first;
+    n_hidden, elements of a state; backward, for each direction True if it goes from the last step
+    to the first.
+
+    arrays: x, w, r and bias, or None. n_gates: gates of a step. layout: 1 if inputs and outputs
+    have the batch first. clip: inputs of activations are clipped to -clip and clip.
     """
 
     def __init__(
@@ -184,9 +190,9 @@ class Layer:
     ) -> tuple[Array, ...]:
         """Return Y, the hidden states of all steps, and the last of each state.
 
-        steps: for each direction, its function (see Step) and the bias beside W x. starts: initial
-        states. lengths: of each sequence, or None; one that has ended keeps its states, and has
-        zeros in Y.
+        steps: for each direction, (its function of W x_t + bias and the states before, the bias).
+        starts: initial states. lengths: of each sequence, or None; one that has ended keeps its
+        states, and has zeros in Y.
         """
         xp, (n_times, batch, _) = self.xp, self.x.shape
         if lengths is not None:
@@ -238,7 +244,10 @@ def rnn(
     functions = activations_of(activations or ("Tanh",) * n, activation_alpha, activation_beta)
 
     def step_of(d: int) -> tuple[Step, Any]:
-        def step(inputs: Array, states: States) -> States:  # inputs: (batch, hidden)
+        """Return direction d's step, and the bias beside W x_t in its `inputs`."""
+
+        def step(inputs: Array, states: States) -> States:
+            """Return (h_t,); inputs: W x_t + bias, (batch, hidden). states: (h_(t-1),)."""
             total = inputs + layer.times(states[0], layer.r[d])
             return (functions[d](xp, layer.bound(total)),)
 
@@ -285,7 +294,8 @@ def gru(
         own, states_own = layer.biases(d)
         hidden_bias = 0 if layer.bias is None else states_own[2 * m :]
 
-        def step(inputs: Array, states: States) -> States:  # inputs: (batch, 3 hidden)
+        def step(inputs: Array, states: States) -> States:
+            """Return (h_t,); inputs: W x_t + bias, (batch, 3 hidden). states: (h_(t-1),)."""
             before = states[0]
             gates = inputs[:, : 2 * m] + layer.times(before, of_gates)
             gates = f(xp, layer.bound(gates))
@@ -348,7 +358,8 @@ def lstm(
         f, g, h_function = functions[3 * d : 3 * d + 3]
         looks = [0, 0, 0] if peepholes is None else wide(peepholes)[d].reshape(3, m)
 
-        def step(inputs: Array, states: States) -> States:  # inputs: (batch, 4 hidden)
+        def step(inputs: Array, states: States) -> States:
+            """Return h_t and c_t; inputs: W x_t + bias, (batch, 4 hidden). states: h, c before."""
             before, cell = states
             total = inputs + layer.times(before, layer.r[d])
             parts = [total[:, k * m : (k + 1) * m] for k in range(4)]

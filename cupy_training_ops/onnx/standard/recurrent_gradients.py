@@ -4,6 +4,9 @@
 a_t = W x_t + R h_(t-1) + b, all t at once        since h is known
 da_t = K_t dh_t,  dh_(t-1) = R^T da_t             one product a step, K for all t at once
 dx_t = W^T da_t,  dW = sum of da_t x_t^T,  dR = sum of da_t h_(t-1)^T      one product each
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+w, r, bias, lengths, h, c, peepholes: ONNX's W, R, B, sequence_lens, initial_h, initial_c and P.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ def are_defaults(names: Names, defaults: Sequence[str]) -> bool:
 
 
 def refuse_others(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
-    """Return a check that refuses other activations than `defaults`, and clip.
+    """Return a function that refuses a node's attributes with clip, or not these activations.
 
     With these, the slopes follow from the gates that LSTMTraining and GRUTraining give.
     """
@@ -80,7 +83,10 @@ class Way(Layer):
         layout: int,
         clip: float | None,
     ) -> None:
-        """arrays: x, W, R and B (or None). states: the layer's output Y. Others as of Layer."""
+        """Prepare; arrays: x, W, R and B (or None). states: the layer's Y. n_gates: of a step.
+
+        lengths: of each sequence, or None. The others are attributes of the layer's node.
+        """
         super().__init__(xp, arrays, n_gates, hidden_size, direction, layout, clip)
         self.goes_on = None
         if lengths is not None:
@@ -92,7 +98,7 @@ class Way(Layer):
         if states is None:
             raise ArgumentError("its input Y is missing")
         self.states = self.of_steps("Y", states)
-        self._parts: list[tuple[Array, ...]] = []
+        self._parts: list[tuple[Array, ...]] = []  # of each direction: (dX, dW, dR, dB, others)
 
     def of_steps(self, name: str, value: Array, n: int = 1) -> Array:
         """Return an input such as Y as (steps, directions, batch, n hidden), checked; or None."""
@@ -218,7 +224,10 @@ def rnn_grad(
 
 
 def _add_rnn(way: Way, d: int, function: Any, start: Array, dy: Array, last: Array) -> None:
-    """Add direction d's gradients; start: its initial state; last: gradients of Y_h."""
+    """Add direction d's gradients to `way`.
+
+    function: the activation. start: the initial state. dy: gradients of Y. last: of Y_h.
+    """
     before = way.before(d, way.states[:, d], start)
     a = way.times(way.x, way.w[d]) + way.times(before, way.r[d]) + sum(way.biases(d))
     k = way.until_ends(way.open(function, a)[1])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Products of matrices, reductions, operators along an axis, and normalizations."""
+"""Products of matrices, reductions, operators along an axis, and normalizations.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -116,9 +119,10 @@ _SUM = _in_input_type(_in_type("sum"))
 
 
 def _sum(xp: Module, x: Array, axes: Any, keep: bool, out: Array = None) -> Array:
-    """Return sums by this package's kernels for the types that they have, else by NumPy or CuPy.
+    """Return sums over axes by this package's kernels where they have the type, else by xp's own.
 
-    Halves are summed in float32. out: is written if it has the result's shape and type.
+    Halves are summed in float32. axes: None for all. keep: with extent 1 for each of them. out: is
+    written if it has the result's shape and type.
     """
     if xp is np or x.dtype not in SUMMED or axes == ():
         if xp is not np:
@@ -141,7 +145,10 @@ def _kept_extents(shape: Sequence[int], axes: Any, keep: bool) -> tuple[int, ...
 
 
 def _register(name: str, reduce: Reduce, since: int) -> None:
-    """Put a reduction into the table: axes are an attribute before opset `since`, then an input."""
+    """Put the operator `name`, computed by reduce(xp, x, axes, keepdims), into the table.
+
+    Its axes are an attribute before opset `since`, then an input.
+    """
     noted = name == "ReduceSum"
 
     @standard(name, until=since - 1, noted=noted)
@@ -160,6 +167,7 @@ def _register(name: str, reduce: Reduce, since: int) -> None:
         keepdims: bool = True,
         noop_with_empty_axes: bool = False,
     ) -> Array:
+        """Reduce x over `axes` (all without any, or none if noop_with_empty_axes)."""
         chosen = places(axes)
         if chosen is None and noop_with_empty_axes:
             chosen = ()
@@ -181,6 +189,7 @@ def _arg(name: str) -> Callable[..., Array]:
         keepdims: bool = True,
         select_last_index: bool = False,
     ) -> Array:
+        """Return the index of the first (or last) extreme element along an axis, as int64."""
         if not select_last_index:
             index = getattr(xp, name)(x, axis=axis)
         else:

@@ -30,7 +30,7 @@ CROP = "tf_crop_and_resize"
 
 
 def positions(n: int, m: int, scale: float, transformation: str) -> HostArray:
-    """Return the places of the m outputs by a coordinate_transformation_mode of Resize."""
+    """Return the places of the m outputs; transformation: Resize's mode for coordinates."""
     o = np.arange(m, dtype=np.float64)
     if transformation == "align_corners":
         return o * ((n - 1) / (m - 1) if m > 1 else 0)
@@ -70,7 +70,10 @@ def taps(mode: str, places: HostArray, a: float, scale: float = 1.0) -> tuple[Ho
 
 
 def _wide_taps(mode: str, places: HostArray, a: float, scale: float) -> tuple[HostArray, HostArray]:
-    """Return taps with windows 1 / scale as wide, for `taps`; weights sum up to 1."""
+    """Return pixels and weights, (taps, outputs) each, of windows 1 / scale as wide; scale < 1.
+
+    mode: "linear" or "cubic", which has the coefficient a. An output's weights sum up to 1.
+    """
     radius = (1 if mode == "linear" else 2) / scale
     first = np.floor(places - radius) + 1
     pixels = first + np.arange(int(np.ceil(2 * radius)))[:, None]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that read images between their pixels: grids, regions, deformed convolutions."""
+"""Operators that read images between their pixels: grids, regions, deformed convolutions.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,9 @@ def sample(
     """Return values (M, P, C) of images x (N, C, ...): of image images[m] at P places.
 
     places: for each axis of an image an array (M, P), in pixels, 0 at the middle of the first one.
-    join: combines the weighted pixels around a place; by default adds them.
+    mode: "nearest", "linear" or "cubic". padding: beyond the image "zeros", "border" or, about its
+    outer borders (align_corners: the middles of its outer pixels), "reflection". join: combines the
+    weighted pixels around a place; by default adds them.
     """
     shape = x.shape[2:]
     rows = xp.moveaxis(x.reshape(*x.shape[:2], math.prod(shape)), 1, 2)
@@ -130,6 +135,7 @@ def _grid_sample(
     """Return the values (N, C, ...) of images x at the places of grid (N, ..., rank), from -1 to 1.
 
     grid[..., 0] is along the last axis of an image. mode: "linear", "nearest" or "cubic".
+    align_corners: -1 and 1 are the middles of the outer pixels, else their outer borders.
     """
     shape, rank = x.shape[2:], x.ndim - 2
     if rank < 1 or grid.ndim != x.ndim or grid.shape[-1] != rank or grid.shape[0] != x.shape[0]:
@@ -188,6 +194,7 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool = False,
 ) -> Array:
+    """Return the values of images x at the places of `grid`, from -1 to 1 (GridSample)."""
     return _grid_sample(xp, x, grid, mode, padding_mode, align_corners)
 
 
@@ -268,10 +275,12 @@ def roi_align(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Array:
-    """Return the mean of values at a grid of places in each cell of a region: (R, C, cells).
+    """Return the mean of values at a grid of places in each cell of R regions.
 
-    mode "max": the largest weighted pixel around any of them, as ONNX's own cases and ONNX Runtime
-    have it. images: index of each region's image. rois: x and y of two corners.
+    The result is (R, C, output_height, output_width). A cell has sampling_ratio^2 places, or, if
+    that is 0, one for each pixel. mode "max": the largest weighted pixel around any of them, as
+    ONNX's own cases and ONNX Runtime have it. images: index of each region's image. rois: (R, 4), x
+    and y of two corners. spatial_scale: pixels of x for a unit of rois.
     """
     if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 4 or images.shape != rois.shape[:1]:
         got = f"{x.shape}, {rois.shape} and {images.shape}"
@@ -290,7 +299,7 @@ def roi_align(
         start, length = corners[:, axis], corners[:, axis + 2] - corners[:, axis]
         length = length if is_shifted else xp.maximum(length, scalar(rois, 1))
         lines.append(_roi_line(xp, start, length / scalar(rois, cells), cells, sampling_ratio))
-    # Places are the products of a line of y and a line of x for each region: (R, cells most).
+    # A region's places are a grid of ys by xs, each (R, cells * most places of a cell).
     (ys, in_y, n_y), (xs, in_x, n_x) = lines
     grid = (len(rois), ys.shape[1], xs.shape[1])
     places = [xp.broadcast_to(ys[:, :, None], grid), xp.broadcast_to(xs[:, None, :], grid)]
@@ -423,7 +432,7 @@ def _along(line: Any, axis: int, rank: int) -> Any:
 
 
 def _check_groups(x: Array, w: Array, offset: Array, group: int, offset_group: int) -> None:
-    """Refuse numbers of groups that do not fit the shapes."""
+    """Refuse groups of channels, or of offsets, whose number does not fit DeformConv's inputs."""
     channels, rank = x.shape[1], x.ndim - 2
     if channels != w.shape[1] * group or w.shape[0] % group:
         raise ArgumentError(f"group: {group} does not fit shapes {x.shape} and {w.shape}")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators on sequences, which are lists of arrays, and on optional values, which may be EMPTY."""
+"""Operators on sequences, which are lists of arrays, and on optional values, which may be EMPTY.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,9 @@ def sequence_erase(xp: Module, arrays: list[Array], place: Any = None) -> list[A
 
 
 def _place(place: Any, n: int, beyond: int = 0) -> int:
-    """Return a position, an array of one number, counted from the front; refuse others than n.
+    """Return a position in a list of n, counted from the front; refuse one outside of the list.
 
-    beyond: 1 if position n is allowed, too.
+    place: an array of one number, negative from the end. beyond: 1 if n is allowed, too.
     """
     if place.size != 1:
         raise ArgumentError(f"position: expected one integer, got shape {place.shape}")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that make, join, split, index and resize arrays, or look at their shapes."""
+"""Operators that make, join, split, index and resize arrays, or look at their shapes.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -175,6 +178,7 @@ def split_(
     axis: int = 0,
     num_outputs: int | None = None,
 ) -> tuple[Array, ...]:
+    """Return parts of x along an axis, of these sizes, or n_outputs equal ones (a shorter last)."""
     lengths = _parts(x.shape[axis], n_outputs) if sizes is None else [int(n) for n in sizes]
     return _split_at(xp, x, lengths, axis)
 
@@ -336,6 +340,7 @@ def scatter_elements(
     axis: int = 0,
     reduction: str = "none",
 ) -> Array:
+    """Return a copy of x with `updates` at the indices along an axis, or reduced with them."""
     return _scatter(xp, x, _along(xp, x, indices, axis), updates, reduction)
 
 

@@ -2,6 +2,8 @@
 """Fourier transforms of signals, windows, and weights of mel bands.
 
 Complex numbers are two real ones along a last dimension.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
 """
 
 from __future__ import annotations
@@ -28,6 +30,11 @@ def dft_17(
     inverse: bool = False,
     onesided: bool = False,
 ) -> Array:
+    """Return the Fourier transform of x along the attribute `axis`: DFT before opset 20.
+
+    x: (..., 1) of real or (..., 2) of complex numbers. length: elements that are transformed, None
+    for all. onesided: only the half spectrum of a real signal is computed, or (inverse) read.
+    """
     return _dft(xp, x, length, axis, inverse, onesided)
 
 
@@ -42,6 +49,11 @@ def dft(
     inverse: bool = False,
     onesided: bool = False,
 ) -> Array:
+    """Return the Fourier transform of x along `axis`, by default the one before the last.
+
+    x: (..., 1) of real or (..., 2) of complex numbers. length: elements that are transformed, None
+    for all. onesided: only the half spectrum of a real signal is computed, or (inverse) read.
+    """
     place = -2 if axis is None else int(axis.reshape(-1)[0])
     return _dft(xp, x, length, place, inverse, onesided)
 

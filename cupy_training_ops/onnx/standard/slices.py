@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that select, reverse or write slices along an axis."""
+"""Operators that select, reverse or write slices along an axis.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 

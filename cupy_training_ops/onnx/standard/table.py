@@ -44,7 +44,7 @@ class Standard(NamedTuple):
     overwrites: tuple[int, ...] = ()  # inputs that `out=` may be
     takes_count: bool = False  # the number of outputs is its attribute `n_outputs`
     updates: tuple[int, ...] = ()  # inputs that are written in place
-    noted: bool = False  # a recording of launches has all of its work, or says that it has not
+    noted: bool = False  # its launches may be recorded: a recording that lacks work of it says so
     only: Mapping[str, tuple[object, ...]] = {}  # values an attribute may have; the default first
     refuse: Callable[[Mapping[str, Any]], None] | None = None  # raises for attributes that clash
     refuse_types: RefuseTypes | None = None  # raises for types that ONNX allows, but not this
