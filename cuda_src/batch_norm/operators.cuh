@@ -17,8 +17,8 @@ using namespace batch_norm::sums;
 using slots::T;
 using A = Acc<T>;
 
-// An array with one number a channel, or null. Its type is known at run time, so that kernels are
-// not compiled for each combination of types.
+// An array with one number a channel, of type T if is_half, else A; or null. Its type is known at
+// run time, so that kernels are not compiled for each combination of types.
 struct ByChannel {
     void* array;
     bool is_half;
@@ -37,7 +37,7 @@ struct ByChannel {
     }
 };
 
-// 1 / sqrt(variance + epsilon).
+// 1 / sqrt(variance + rule.epsilon).
 __device__ __forceinline__ A inv_std(const Rule& rule, A variance) {
     return 1 / step::square_root(variance + static_cast<A>(rule.epsilon));
 }
@@ -80,7 +80,8 @@ struct Normalization {
                                              A variance) const {
         return {reference, offset, inputs.first * inv_std(rule, variance), inputs.second};
     }
-    // Coefficients by the channel's own mean and variance; `sums` are of x - reference.
+    // Coefficients by the channel's own mean and variance; `sums` are of x - reference, inputs =
+    // {scale, bias}.
     __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Moments<A>& sums,
                                             A reference) const {
         return from_variance(inputs, reference, sums.mean(),
@@ -106,7 +107,8 @@ struct Normalization {
         running_mean.store(channel, running(input_mean[channel], mean, sums.n));
         running_var.store(channel, running(input_var[channel], corrected, sums.n));
     }
-    // momentum * before + rest * now, or `before` of a channel without elements.
+    // A running statistic after this step: momentum * before + rest * now, or `before` of a channel
+    // without elements (n = 0).
     __device__ A running(A before, A now, A n) const {
         const A momentum = static_cast<A>(rule.momentum), rest = static_cast<A>(rule.rest);
         return n > 0 ? momentum * before + rest * now : before;
@@ -118,7 +120,8 @@ struct Normalization {
 };
 
 // dX = scale inv_std (dY - mean of dY - xhat mean of dY xhat), xhat = (X - mean) inv_std; if RELU
-// is 1, with dY masked by Y: 0 where relu gave 0. Members as of Normalization.
+// is 1, with dY masked by Y: 0 where relu gave 0. READ: number of input arrays; ADDS, MASKS:
+// whether a residual is added, dY masked; State: the sums of N channels.
 struct Gradient {
     using T = operators::T;
     using A = operators::A;

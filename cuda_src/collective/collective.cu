@@ -82,7 +82,8 @@ __device__ __forceinline__ double scale_of(double square, double both) {
 
 using namespace cto;
 
-// Writes the Dots of chunk c, three doubles, to partials[3 c]; block c does so.
+// Writes the Dots of chunk c, three doubles, to partials[3 c], for the launch's n_tensors tensors;
+// block c does so.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adasum_all_reduce__dots(const __grid_constant__ Pointers<CAPACITY> tensors,
                             const __grid_constant__ TensorSizes<CAPACITY> sizes,

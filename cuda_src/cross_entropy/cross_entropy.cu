@@ -10,8 +10,13 @@
 // the whole block); _columns for other strides, threads along x have neighbouring lines, threads
 // along y share a line; _bundles for short lines with stride > 1, by vectors of neighbouring lines.
 //
-// labels, weights, rule: see labels::target_of. scale, n, divisor: losses and gradients are divided
-// by *divisor, a WeightSum, or by n where that is null. Arrays that are null are not written.
+// labels: the class of each line. weights: of each class, or of each line, or null for 1. rule says
+// how both are read. output, losses: each line's loss, weighted; or unweighted, in type A. scale:
+// the gradient of the loss. divisor, n: losses and gradients are divided by the WeightSum at
+// divisor, or by n where it is null. smoothing: of labels, 0 to 1. square: the penalty of a line is
+// square q^2, q = log(sum of exp). cap: of scores, 0 for none. square_output, squares: each line's
+// penalty, weighted; or unweighted, in type A. classes: each line's class that scores most. Arrays
+// that are null are not written.
 #include "algorithm/reduce.cuh"
 #include "algorithm/row_softmax.cuh"
 #include "core/either.cuh"
@@ -152,9 +157,7 @@ __device__ __forceinline__ LossAndGradient call_of(const T* scores, const void* 
             static_cast<A>(as_double(scale)),
             {divisor, n}};
 }
-// A kernel's arguments for smoothing, penalty and cap as Regularized. square_output, squares: where
-// square q^2 of each line is written, weighted or not (Losses). classes: the class of each line
-// that scores most.
+// A kernel's arguments for smoothing, penalty and cap as Regularized. length: classes.
 __device__ __forceinline__ Regularized terms_of(i64 length, double smoothing, double square,
                                                 double cap, TOUT* square_output, A* squares,
                                                 i64* classes) {
@@ -262,8 +265,7 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
 }
 
 // log_prob = log softmax of scores; loss = -log_prob[label], unweighted to losses[row], or weighted
-// to output[row]. Arrays that are null are not written. Rows are contiguous; a thread has
-// SHORT_NBYTES of one in registers at a time.
+// to output[row]. Rows are contiguous; a thread has SHORT_NBYTES of one in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     cross_entropy__loss_short_rows(const T* scores, const void* labels, const void* weights,
                                    const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
@@ -274,8 +276,7 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
               Losses{output, losses});
 }
 // log_prob = log softmax of scores; loss = -log_prob[label], unweighted to losses[row], or weighted
-// to output[row]. Arrays that are null are not written. Rows are contiguous; a thread has NBYTES of
-// one in registers at a time.
+// to output[row]. Rows are contiguous; a thread has NBYTES of one in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__loss_rows(const T* scores, const void* labels, const void* weights,
                              const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
@@ -313,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(facts::BUNDLE_THREADS)
 
 // gradient[i] = (softmax(scores)[i] - (i == label)) * scale * weight / divisor, or 0 where the
 // weight or the divisor is 0; loss = -log softmax(scores)[label], unweighted to losses, or weighted
-// to output; arrays that are null are not written. A null `divisor` means n. Rows are contiguous.
+// to output; arrays that are null are not written. Rows are contiguous.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_and_gradient_rows(
     const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
     T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
@@ -326,9 +327,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
 }
 // gradient[i] = (softmax(scores)[i] - (i == label)) * scale * weight / divisor, or 0 where the
 // weight or the divisor is 0; loss = -log softmax(scores)[label], unweighted to losses, or weighted
-// to output; arrays that are null are not written. A null `divisor` means n. Scores are (n_outer,
-// length, stride): a line's elements are `stride` apart. Without the 1 in the launch bounds the
-// compiler limits 7.0 to 32 registers, and spills.
+// to output; arrays that are null are not written. Scores are (n_outer, length, stride): a line's
+// elements are `stride` apart. Without the 1 in the launch bounds the compiler limits 7.0 to 32
+// registers, and spills.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     cross_entropy__loss_and_gradient_columns(const T* scores, const void* labels,
                                              const void* weights, const __grid_constant__ Rule rule,
@@ -343,9 +344,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
               Plain{});
 }
 
-// loss_and_gradient with smoothed labels, the penalty square log(sum of exp)^2, and scores capped
-// at `cap` (0: not); see regularized.cuh, also for square_output, squares and classes. Rows are
-// contiguous.
+// The loss with smoothed labels, a penalty and capped scores, and its gradient; regularized.cuh has
+// the formulas. Rows are contiguous.
 extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     cross_entropy__regularized_rows(const T* scores, const void* labels, const void* weights,
                                     const __grid_constant__ Rule rule, T* gradient, TOUT* output,
@@ -361,9 +361,8 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
               RowThreads<A>{threads, of_warp}, terms);
 }
-// loss_and_gradient with smoothed labels, the penalty square log(sum of exp)^2, and scores capped
-// at `cap` (0: not); see regularized.cuh, also for square_output, squares and classes. Scores are
-// (n_outer, length, stride): a line's elements are `stride` apart.
+// The loss with smoothed labels, a penalty and capped scores, and its gradient; regularized.cuh has
+// the formulas. Scores are (n_outer, length, stride): a line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     cross_entropy__regularized_columns(const T* scores, const void* labels, const void* weights,
                                        const __grid_constant__ Rule rule, T* gradient, TOUT* output,

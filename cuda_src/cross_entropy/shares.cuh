@@ -86,7 +86,7 @@ struct GradientWriter {
     T* scores;
     TTARGET* targets;
 
-    // Writes the gradients of the WIDTH elements of the thread's slot u of a batch.
+    // Writes the gradients, values[i] of element i, of the thread's slot u of a batch.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
@@ -131,16 +131,16 @@ struct Shares {
     // The target of line `number`, whose weight is f; of_square = w.
     __device__ __forceinline__ Target target_of(i64 number, A& of_square) const {
         of_square = 1;
-        if (number < 0) return {-1, 0, false};
+        if (number < 0) return {/*label=*/-1, /*weight=*/0, /*outside=*/false};
         if (targets) return {-1, row_weights ? row_weights[number] : A(1), false};
         Target target = labels::target_of<A>(call.labels, call.weights, call.rule, number);
         of_square = target.weight;
         target.weight = target.outside || target.label >= 0 ? A(1) : A(0);
         return target;
     }
-    // Stores loss and measures of a line and writes its gradients, as far as they are wanted. all:
-    // q; last: q - max, log(sum); of_log: w square; of_sum: the factor of exp(s - max) in the
-    // gradient.
+    // Stores loss and measures of a line and writes its gradients, as far as they are wanted.
+    // `threads` reduces over the line's threads. all: q; last: q - max, log(sum); of_log: w square;
+    // of_sum: the factor of exp(s - max) in the gradient.
     template <int W, int DEPTH, class Threads>
     __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads) const {
         A of_square;
@@ -188,7 +188,8 @@ struct Shares {
     static __device__ __forceinline__ void store(const labels::Losses<TOUT, A>& losses, i64 number,
                                                  const Target& target, A loss) {
         if (losses.wanted())
-            losses.store(number, Target{0, 1, target.outside}, target.weighted(loss));
+            losses.store(number, Target{/*label=*/0, /*weight=*/1, target.outside},
+                         target.weighted(loss));
     }
 };
 

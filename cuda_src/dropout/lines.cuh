@@ -36,6 +36,7 @@ struct BiasRows {
 // Reader of the sums x + bias along a line, with the interface of lines::Reader. Each sum is
 // computed once, when its elements are loaded, and stays in registers instead of them: a float
 // takes no more registers than two elements of 2 bytes or more. Sums past the line's end are -inf.
+// `edge`: the thread's sum outside whole slots.
 template <class T, int W, int DEPTH>
 struct SumReader {
     using A = Acc<T>;
@@ -71,11 +72,11 @@ struct SumReader {
             for (int i = 0; i < W; ++i) least = row_softmax::larger(least, registers[u][i]);
         return least;
     }
-    __device__ void renew(u32) const {}
+    __device__ void renew(u32) const {}  // sums are not packed 2-byte elements
 };
 
-// Writer, as for lines::write, of p, the softmax of a line, to `softmax`; mask = kept; dropped =
-// kept ? p * scale : 0. Any of the arrays, which have one layout, may be null.
+// Writer, for lines::write (store, store_edge), of p, the softmax of a line, to `softmax`; mask =
+// kept; dropped = kept ? p * scale : 0. Any of the arrays, which have one layout, may be null.
 template <class T>
 struct DropoutWriter {
     using Value = Acc<T>;
@@ -85,7 +86,7 @@ struct DropoutWriter {
     KeyedDraw rule;  // which elements of the array are kept
     Value scale;
 
-    // Writes slot u of a batch: p, and p dropped out.
+    // Writes the thread's slot u of a batch, if it exists: element i is p[i].
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename row_softmax::Slots<WIDTH>::Count batch, int u,
