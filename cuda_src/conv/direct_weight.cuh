@@ -97,15 +97,16 @@ struct DirectFragmentsOf {
     }
     // 0 or 1: the run of the pair that this lane loads.
     static __device__ __forceinline__ int of_pair() { return threadIdx.x % WARP / 16; }
-    // y: the line's first position in shared memory.
+    // a = fragments of Y's filters at 16 positions; y: the line's first position in shared memory.
     __device__ __forceinline__ void load_a(const u8* y, int, tensor_core::A (&a)[DOWN]) const {
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
-            matrices<true>(y + (a_at ^ i * K_NBYTES), a[i][0], a[i][1], a[i][2], a[i][3]);
+            matrices</*TRANSPOSED=*/true>(y + (a_at ^ i * K_NBYTES), a[i][0], a[i][1], a[i][2],
+                                          a[i][3]);
     }
-    // pair: this lane's run of the pair, for the line's first position.
+    // b = fragments of both runs of a pair; pair: this lane's run, for the line's first position.
     __device__ __forceinline__ void load_b(const u8* pair, int, int, tensor_core::B (&b)[2]) const {
-        matrices<true>(pair + x_position, b[0][0], b[0][1], b[1][0], b[1][1]);
+        matrices</*TRANSPOSED=*/true>(pair + x_position, b[0][0], b[0][1], b[1][0], b[1][1]);
     }
 };
 // The same for TF32, word by word, in two steps of 8 positions: lane 4 g + t loads row g (filter or
@@ -133,7 +134,8 @@ struct DirectFragmentsOf<Tile, true> {
     static __device__ __forceinline__ u32 word(const u8* from) {
         return *reinterpret_cast<const u32*>(from);
     }
-    // y: the line's first position in shared memory; k: the step, 8 positions.
+    // a = fragments of Y's filters at 8 positions, step k; y: the line's first position in shared
+    // memory.
     __device__ __forceinline__ void load_a(const u8* y, int k, tensor_core::A (&a)[DOWN]) const {
 #pragma unroll
         for (int i = 0; i < DOWN; ++i) {
@@ -143,7 +145,8 @@ struct DirectFragmentsOf<Tile, true> {
             before_cut<Tile>(a[i]);
         }
     }
-    // pair: the first run, for the line's first position; next: bytes from there to the second run.
+    // b = fragments of both runs of a pair, step k; pair: the first run, for the line's first
+    // position; next: bytes from there to the second run.
     __device__ __forceinline__ void load_b(const u8* pair, int next, int k,
                                            tensor_core::B (&b)[2]) const {
 #pragma unroll
@@ -286,8 +289,8 @@ __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const type
             places[threadIdx.x] = InRun(layout, threadIdx.x).place(layout);
         const u32 part = blockIdx.x / column_tiles, parts = gridDim.x / column_tiles;
         const u32 column_tile = blockIdx.x - part * column_tiles, end = count_tiles(layout);
-        const Runs<Tile> runs{(HEIGHT - 1) * layout.stride[0] + layout.kernel[0],
-                              DIRECT_WIDTH + layout.window[1] - 1, layout.in_pairs};
+        const Runs<Tile> runs{/*height=*/(HEIGHT - 1) * layout.stride[0] + layout.kernel[0],
+                              /*width=*/DIRECT_WIDTH + layout.window[1] - 1, layout.in_pairs};
         __syncthreads();
         DirectSums<Tile> product(layout, column_tile * DIRECT_VECTORS, runs.width);
         const bool of_bias = y_sums && column_tile == 0;

@@ -28,7 +28,8 @@ __device__ __forceinline__ int kept(int number) {
 // Constants of a tile, and the layout of a part of A and B in shared memory. TF32: floats are
 // multiplied in TF32 by tensor cores. COPIED: elements are copied to shared memory as they are, so
 // that tensor cores cut floats to TF32 (IS_CUT), instead of being rounded on the way. B_BY_COLUMNS,
-// A_BY_ROWS: see above.
+// A_BY_ROWS: B is BY_COLUMNS, A BY_ROWS in shared memory, if tensor cores load them as they are.
+// N_ROWS: ROWS.
 template <class Element, int N_ROWS, bool TF32, bool B_BY_COLUMNS, bool A_BY_ROWS = false,
           bool COPIED = false>
 struct Tile {

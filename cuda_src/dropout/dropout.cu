@@ -52,7 +52,7 @@ constexpr int DRAWING_BLOCKS = 1, BIASED_BLOCKS = 1;
 __device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
     return {{static_cast<u64>(as_i64(state, 0)), static_cast<u64>(as_i64(state, 1))}, largest};
 }
-// The same choice, with the keys of all Philox rounds computed once, for threads that draw many
+// draw_of's choice, with the keys of all Philox rounds computed once, for threads that draw many
 // words.
 __device__ __forceinline__ KeyedDraw keyed_draw_of(const Either<2>& state, u32 largest) {
     const Draw draw = draw_of(state, largest);
