@@ -289,8 +289,8 @@ struct CodedAdam {
 // absent: its columns.at[k] is negative.
 constexpr int LISTED = 12, AFTER = 6;
 
-// The arrays of one tensor among a launch's lists: those of list k begin at arrays.at[columns.at[k]
-// * columns.n_tensors].
+// The arrays of one tensor among a launch's lists (see LISTED): those of list k begin at
+// arrays.at[columns.at[k] * columns.n_tensors].
 struct Lists {
     const Pointers<POINTERS>& arrays;
     const Columns<LISTED>& columns;
@@ -308,9 +308,9 @@ struct Lists {
 };
 
 // One step of Adam (struct Adam) on each of columns.n_tensors parameters; arrays and columns are
-// tables of their addresses (struct Lists). Block c has chunk c of the list, CHUNK elements of one
-// tensor; sizes says where tensors begin. It prefetches (expect) its inputs before it computes the
-// factors.
+// tables of their addresses (struct Lists). HAS_LARGEST: AMSGrad, with the largest second moments
+// so far. Block c has chunk c of the list, CHUNK elements of one tensor; sizes says where tensors
+// begin. It prefetches (expect) its inputs before it computes the factors.
 template <bool HAS_LARGEST>
 __device__ __forceinline__ void update_lists(const Pointers<POINTERS>& arrays,
                                              const Columns<LISTED>& columns,
@@ -378,8 +378,8 @@ __device__ __forceinline__ void update_coded(const Pointers<POINTERS>& arrays,
 using namespace cto;
 
 // One step of Adam (struct Adam) on one parameter of n elements; block b has OF_ONE of them, from b
-// * OF_ONE on. Outputs may be null, or the same arrays as the inputs. A skipped step copies inputs
-// to outputs.
+// * OF_ONE on. Outputs, new_*, may be null, or the same arrays as the inputs. A skipped step copies
+// inputs to outputs.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam_optimizer(const W* w, const GRAD* g, const MOMENT* m, const MOMENT* v, const void* copy,
                    W* new_w, GRAD* new_g, MOMENT* new_m, MOMENT* new_v, void* new_copy,
@@ -416,7 +416,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
                                         max_norm, update, is_bfloat16);
 }
 
-// adam__list with AMSGrad: the largest second moments so far are lists 5 and 11 of `arrays`.
+// One step of Adam on each of columns.n_tensors parameters, as adam__list, with AMSGrad: the
+// largest second moments so far are lists 5 and 11 of `arrays`; sizes: elements of each tensor, and
+// its chunks.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) adam__largest_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
@@ -428,7 +430,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) adam__largest_list(
                                        max_norm, update, is_bfloat16);
 }
 
-// adam__list for moments in codes of 8 bits (codes::EightBits).
+// One step of Adam on each of columns.n_tensors parameters, as adam__list, with moments in codes of
+// 8 bits (codes::EightBits); sizes: elements of each tensor, and its chunks.
 extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
@@ -440,7 +443,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_
                                    max_norm, update, is_bfloat16);
 }
 
-// adam__list for moments in codes of 4 bits (codes::FourBits).
+// One step of Adam on each of columns.n_tensors parameters, as adam__list, with moments in codes of
+// 4 bits (codes::FourBits); sizes: elements of each tensor, and its chunks.
 extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__few_bits_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,

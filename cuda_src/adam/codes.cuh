@@ -155,7 +155,7 @@ struct EightBits {
         const float size = decoded(code & TOP, base, FIRST_BITS);
         return __uint_as_float(__float_as_uint(size) | (code > TOP ? SIGN : 0));
     }
-    // Decodes the lane's moments.
+    // mean, square = the lane's decoded moments. ARE_VECS: all its elements exist.
     template <bool ARE_VECS>
     static __device__ __forceinline__ void load(const u8* m, const u8* v, i64 i, i64 n,
                                                 Floats& mean, Floats& square) {
@@ -231,7 +231,8 @@ struct FourBits {
     static __device__ __forceinline__ i64 scale_of(i64 i, i64 n) {
         return (n + 1) / 2 + 2 * (i / CODED_BLOCK);
     }
-    // Decodes the lane's moments; those of elements from n on are 0.
+    // mean, square = the lane's decoded moments; those of elements from n on are 0. ARE_VECS: all
+    // exist.
     template <bool ARE_VECS>
     static __device__ __forceinline__ void load(const u8* m, const u8* v, i64 i, i64 n,
                                                 Floats& mean, Floats& square) {

@@ -82,11 +82,12 @@ struct Head {
     }
 };
 
-// Turns a warp's products of BANDS x 16 rows and N columns into scores in place, times UNIT unless
-// PLAIN; -inf for a pair that is not seen or is masked. BY_KEYS: rows are keys, columns queries;
-// else the other way round. first_row, first_column: numbers of the tile's first row and column
-// (query or key). Where there is a softcap, calls bent(m, n, i, slope) for each product, slope =
-// the derivative of softcap tanh(x / softcap) by x = 1 - tanh^2.
+// Turns a warp's products of BANDS x 16 rows and N columns, of the batch entry and head `head`,
+// into scores in place, times UNIT unless PLAIN; -inf for a pair that is not seen or is masked.
+// BY_KEYS: rows are keys, columns queries; else the other way round. first_row, first_column:
+// numbers of the tile's first row and column (query or key). Where there is a softcap, calls
+// bent(m, n, i, slope) for each product, slope = the derivative of softcap tanh(x / softcap) by x =
+// 1 - tanh^2.
 template <bool BY_KEYS, int BANDS, int N, class Bent>
 __device__ __forceinline__ void score(Sums<BANDS, N>& products, const Head& head, const void* mask,
                                       int first_row, int first_column, const Bent& bent) {

@@ -29,7 +29,7 @@ template <int BANDS, int N>
 using Sums = Sum[BANDS][N / 8][4];
 
 // Calls each(m, n, i, row, column) for the lane's elements [m][n][i] of Sums, at (row, column) of
-// the warp's.
+// the warp's BANDS x 16 rows and N columns.
 template <int BANDS, int N, class Each>
 __device__ __forceinline__ void for_each(const Each& each) {
     const int lane = threadIdx.x % WARP, row = lane / 4, column = lane % 4 * 2;

@@ -62,8 +62,9 @@ struct Place {
     }
 };
 
-// Writes the thread's columns of one row to `to`: all W as a vector if `aligned`, else the first
-// n_columns one by one. Evict-first, as the caches are for elements that are read again.
+// Writes `values`, rounded, of the thread's columns of one row to `to`: all W as a vector if
+// `aligned`, else the first n_columns one by one. Evict-first, as the caches are for elements that
+// are read again.
 template <class T, int W>
 __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&values)[W]) {
     const auto rounded = vec::from_acc<T>(values);

@@ -66,7 +66,8 @@ struct Blocks {
 
 // Sums the parts whose tickets the block takes, then applies the same parts in reverse order: the
 // one summed last still has rows in shared memory. If the schedule only applies, applies the parts
-// of its tickets.
+// of its tickets. op: the operator (operators.cuh); walk: how it goes over a part (InColumns);
+// scratch: partial sums, coefficients and counters; before: see Blocks, one entry for each item.
 template <class Op, class Walk>
 __device__ void by_own_parts(const Op& op, const Walk& walk, const Schedule& schedule,
                              const Scratch<typename Op::A>& scratch, u32* before) {

@@ -122,8 +122,8 @@ constexpr int DEPTH =
 template <class Op, int W>
 using PieceBatch = Batch<typename Op::T, W, Op::READ, DEPTH<Op, W>>;
 
-// Writes the results of a batch, which was loaded from cursor `first` on, by the channel's coefs.
-// Residuals, where they are added, are loaded SOME slots at a time.
+// Writes the results of a batch, which was loaded from cursor `first` on, by the operator `op` and
+// the channel's coefs. Residuals, where they are added, are loaded SOME slots at a time.
 template <class Op, int W>
 __device__ void write_batch(const Op& op, const OpCoefficients<Op>& coefs,
                             const PieceBatch<Op, W>& batch, const Cursor<W>& first,
@@ -162,8 +162,8 @@ __device__ void write_batch(const Op& op, const OpCoefficients<Op>& coefs,
     }
 }
 
-// Block c has channel c: reads its elements once, into registers, sums them, and writes results. W:
-// elements of a slot.
+// Block c has channel c: reads its elements once, into registers, sums them, and writes results, by
+// the operator `op`. W: elements of a slot.
 template <int W, class Op>
 __device__ void in_registers(const Op& op, const Pieces& pieces) {
     using A = typename Op::A;

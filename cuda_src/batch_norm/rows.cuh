@@ -64,7 +64,7 @@ struct Rows {
     }
 
   private:
-    // The slot at `from`; not aligned: its n_columns elements, then zeros.
+    // The slot at `from`; not aligned: its n_columns elements, then zeros. STREAMING: evict-first.
     template <bool STREAMING>
     __device__ Slot load_slot(const T* from, bool aligned) const {
         const auto* const slot = reinterpret_cast<const Slot*>(from);

@@ -100,9 +100,10 @@ struct Counters {
     }
 };
 
-// Calls work(item) for each item that this block takes. The next ticket is taken before the work on
-// an item, to hide the latency of the atomic. counters.ticket() is the next ticket of all blocks.
-// `next` is in shared memory: two entries, one is written while the other may still be read.
+// Calls work(item) for each item of the schedule that this block takes. The next ticket is taken
+// before the work on an item, to hide the latency of the atomic. counters.ticket() is the next
+// ticket of all blocks. `next` is in shared memory: two entries, one is written while the other may
+// still be read.
 template <class Work>
 __device__ void each_item(const Schedule& schedule, const Counters& counters, u32 (&next)[2],
                           const Work& work) {
@@ -239,9 +240,10 @@ struct Finish {
     }
 };
 
-// A block's work in both passes. op: what is computed (operators.cuh). walk: which elements a part
-// has (InPieces or InColumns); walk.sum writes a part's sums to scratch.partials, Finish computes
-// scratch.coefficients from them, walk.apply writes the results of a part's elements.
+// A block's work in the passes that `schedule` has. op: what is computed (operators.cuh). walk:
+// which elements a part has (InPieces or InColumns); walk.sum writes a part's sums to
+// scratch.partials, Finish computes scratch.coefficients from them, walk.apply writes the results
+// of a part's elements.
 template <class Op, class Walk>
 __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& schedule,
                             const Scratch<typename Op::A>& scratch) {

@@ -312,8 +312,8 @@ struct InShared {
             sums.store(shared.totals + FIELDS * c);
         }
     }
-    // Calls see(sums) for the thread_sums of a channel, of all threads with columns of it; lanes
-    // take them in turn. Entries are numbered x * height + y.
+    // Calls see(sums) for the thread_sums of a channel, of all threads with columns of it; lane
+    // `lane` takes every WARP-th. Entries are numbered x * height + y.
     template <class See>
     __device__ void each_entry(u32 channel, u32 lane, const See& see) const {
         const u32 from = channel * tiles.length, first = from / W;

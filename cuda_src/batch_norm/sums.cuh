@@ -223,8 +223,8 @@ struct Moments {
             if (count > 0) sum[i] += count * (start[i] - reference[i]);
         }
     }
-    // Merges two disjoint sets of the same channels: n, sum and squares + (distance of the means)^2
-    // n_1 n_2 / (n_1 + n_2).
+    // Merges this set with `other`, of other elements of the same channels: n, sum and squares +
+    // (distance of the means)^2 n_1 n_2 / (n_1 + n_2).
     __device__ void merge(const Moments& other) {
         const bool both = n > 0 && other.n > 0;
         const A weight = both ? n * fast_divide(other.n, n + other.n) : A(0);

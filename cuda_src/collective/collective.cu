@@ -119,9 +119,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                                          scale_of(dots.other, dots.both)};
 }
 
-// results[t][i] = a * tensors[t][i] + b * others[starts[t] + i], {a, b} = the Scales of tensor t;
-// block c does so for chunk c. own_is_first: this rank is the lower one, whose term comes first on
-// both ranks.
+// results[t][i] = a * tensors[t][i] + b * others[starts[t] + i], {a, b} = the Scales of tensor t,
+// at scales[2 t]; block c does so for chunk c. own_is_first: this rank is the lower one, whose term
+// comes first on both ranks.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adasum_all_reduce__combine(const __grid_constant__ Pointers<CAPACITY> tensors,
                                const __grid_constant__ Pointers<CAPACITY> results,

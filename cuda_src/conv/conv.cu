@@ -177,8 +177,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
 }
 
 // conv__image for 1 x 1 taps and stride 1, if lines (the positions of one channel) start at
-// multiples of 8 bytes: they are read and written by vectors. `stages` (2 or 4) parts of the sum
-// over channels are in dynamic shared memory.
+// multiples of 8 bytes: they are read and written by vectors; packed: W from conv__pack. `stages`
+// (2 or 4) parts of the sum over channels are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
     conv__image_lines(const T* read, const T* packed, const T* bias, T* written, i32 stages,
                       const __grid_constant__ ImageLayout layout) {
@@ -243,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // written = bias + convolution of `read`, or its gradient for X, as conv__image, by tiles of
-// FEW_ROWS rows; packed: W from conv__pack_few.
+// FEW_ROWS rows; packed: W from conv__pack_few; column_tiles: tiles of positions.
 extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
     conv__image_few(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                     const __grid_constant__ ImageLayout layout) {
@@ -409,6 +409,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
 //
 //     blocks [first_of_weights, + blocks_of_weights)   sums, y_sums as conv__weight
 //     the others                                       written as conv__image, packed = staged W
+//
+// rows: what positions of Y read of X (facts::StagedRow), null for 1 x 1 taps; column_tiles: tiles
+// of positions of each residue. The last three: how W and `written` lie, and the layouts of both.
 extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BLOCKS)
     conv__staged(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
                  u32 first_of_weights, u32 blocks_of_weights, const T* read, const T* packed,
@@ -473,7 +476,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
 }
 
 // Blocks before blocks_of_weights: w = sum over `count` parts of `parts`, which conv__direct_weight
-// wrote. The others: bias = sum of y_parts. `summers` threads share a sum.
+// wrote. The others: bias = sum of y_parts. `summers` threads share a sum; column_tiles: tiles of
+// columns.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__direct_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        u32 column_tiles, u32 blocks_of_weights,

@@ -124,7 +124,7 @@ __device__ __forceinline__ void read_window(const E* line, i32 p, i32 width,
 }
 
 // sums[i] += sum over 3 x 3 taps `w`, with stride, dilation and pad 1, of w[tap] * what position i
-// of the strip reads of a plane `read` of height x width. The gradient has the taps in reverse
+// of the strip reads of a plane `read` of height x width. The GRADIENT has the taps in reverse
 // order. For layout.in_vectors (read_window).
 template <bool GRADIENT, class E>
 __device__ __forceinline__ void add_neighbours(const E* read, const E* w, const Strip& strip,
@@ -165,7 +165,7 @@ __device__ __forceinline__ void add_line(const E* line, const E* w, const Depthw
 }
 
 // sums[i] += sum over all taps of w[tap] * read[what position i of the strip reads by the tap], i <
-// STRIP. `read`: one channel of one image (of dY, in the gradient); w: the channel's taps.
+// STRIP. `read`: one channel of one image (of dY, if GRADIENT); w: the channel's taps.
 template <bool GRADIENT, class E>
 __device__ __forceinline__ void add_channel(const E* read, const E* w,
                                             const DepthwiseLayout& layout, const Strip& strip,
@@ -188,9 +188,10 @@ __device__ __forceinline__ void add_channel(const E* read, const E* w,
     }
 }
 
-// Each thread writes a strip: written = bias + sum over taps of w * read, or its gradient for X,
-// which also sums over the filters of the channel's group. Threads are numbered (image, channel,
-// strip). IN_VECTORS: layout.in_vectors, 3 x 3 taps on aligned lines of whole strips.
+// Each thread writes a strip: written = bias + sum over taps of w * read, or if GRADIENT its
+// gradient for X, which also sums over the filters of the channel's group. Threads are numbered
+// (image, channel, strip). IN_VECTORS: layout.in_vectors, 3 x 3 taps on aligned lines of whole
+// strips.
 template <bool GRADIENT, bool IN_VECTORS, class E>
 __device__ __forceinline__ void write_strips(const E* read, const E* w, const E* bias, E* written,
                                              const DepthwiseLayout& layout) {
@@ -231,8 +232,8 @@ __device__ __forceinline__ void write_strips(const E* read, const E* w, const E*
         if (strip.at[2] + i < width) to[i] = from_acc<E>(sums[i]);
 }
 
-// written = bias + depthwise convolution of `read` with w (filter, tap), or its gradient for X,
-// where `read` is dY; bias may be null. A thread writes a strip.
+// written = bias + depthwise convolution of `read` with w (filter, tap), or if GRADIENT its
+// gradient for X, where `read` is dY; bias may be null. A thread writes a strip.
 template <bool GRADIENT, class E>
 __device__ __forceinline__ void write_depthwise(const E* read, const E* w, const E* bias,
                                                 E* written, const DepthwiseLayout& layout) {

@@ -250,8 +250,9 @@ struct LineSums {
     }
 };
 
-// Writes sums[part][channel][tap] of the taps of `tile`, and y_sums[part][channel]: the sums of the
-// block's threads with the same channels, added in the order of own.row; either array may be null.
+// Writes sums[part][channel][tap] of the taps of `tile`, and y_sums[part][channel]: the sums
+// (line_sums) of the block's threads with the same channels, added in the order of own.row; either
+// array may be null.
 template <class E>
 __device__ __forceinline__ void write_line_sums(const LineSums<E>& line_sums,
                                                 const Own<LINE_SUMS>& own, const TapTile& tile,

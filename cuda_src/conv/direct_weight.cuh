@@ -324,7 +324,7 @@ __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const type
 
 // w = sum over `count` parts of parts[part][column tile][filter][column], rounded, by the first
 // blocks_of_weights blocks; bias = sum of y_parts by the others. A block has THREADS / summers
-// neighbouring sums, `summers` threads share one.
+// neighbouring sums, `summers` threads share one. column_tiles: tiles of columns of a part.
 template <class E>
 __device__ __forceinline__ void write_direct_weights(const Acc<E>* parts, E* w,
                                                      const Acc<E>* y_parts, E* bias, i32 count,

@@ -232,9 +232,9 @@ struct ImageReader {
     }
 };
 
-// The offset in `written` of the position of the tile's column `column`, at channel 0 of the group;
-// -1 if there is none. With of_channel > 1 it is that of residue 0 of the position's row and
-// column.
+// The offset in `written` of the position of column `column` of the tile `place`, at channel 0 of
+// the group; -1 if there is none. With of_channel > 1 it is that of residue 0 of the position's row
+// and column.
 __device__ __forceinline__ i64 place_of_column(const ImageLayout& layout, const Place& place,
                                                int column) {
     i64 rest = place.first_column + column, position = 0, pitch = 1;
@@ -304,8 +304,9 @@ __device__ __forceinline__ void round_slab(const Product<Tile>& product, int num
     __syncthreads();
 }
 
-// written = D + bias, by way of `slab` in shared memory, so that a warp writes neighbouring columns
-// of a row. places: place_of_column of each column, in shared memory; bias may be null.
+// written = D + bias for the tile `place`, by way of `slab` in shared memory, so that a warp writes
+// neighbouring columns of a row. places: place_of_column of each column, in shared memory; bias may
+// be null.
 template <class Tile>
 __device__ __forceinline__ void write_image(const Product<Tile>& product, const ImageLayout& layout,
                                             const Place& place, const i64* places,
@@ -345,8 +346,8 @@ __device__ __forceinline__ int count_taps(const Line (&lines)[3]) {
     return lines[0].taps * lines[1].taps * lines[2].taps;
 }
 
-// The number of taps: `counted`, or counted again where a register for it would
-// spill (CUDA 13, 9.0).
+// The number of taps of a residue: `counted`, or counted again (of its `lines`) where a register
+// for it would spill (CUDA 13, 9.0).
 template <class Tile, class Offset>
 __device__ __forceinline__ int taps_of(const Line (&lines)[3], int counted) {
     if constexpr (Tile::ROWS == 128 && (!Tile::ON_TENSOR_CORES || sizeof(Offset) == 8))

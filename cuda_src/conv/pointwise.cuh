@@ -29,8 +29,9 @@ struct LinesPlace {
     }
 };
 
-// written = D + bias, by vectors (Word) of neighbouring positions; no vector is in two images. bias
-// may be null; `slab` is shared memory, through which D goes a part of its rows at a time.
+// written = D (product) + bias for the tile `place`, by vectors (Word) of neighbouring positions;
+// no vector is in two images. bias may be null; `slab` is shared memory, through which D goes a
+// part of its rows at a time.
 template <class Tile, class Word>
 __device__ __forceinline__ void write_vectors(const Product<Tile>& product,
                                               const ImageLayout& layout, const LinesPlace& place,

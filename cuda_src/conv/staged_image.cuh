@@ -306,9 +306,9 @@ __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
         n_taps,
         depth,
         /*w_pitch=*/staged.w_row * Copier::AT_ONCE,
-        /*rows=*/
-            AS_IT_LIES ? vectors_of(layout.rows, Tile::VECTOR) - first_vector
-                       : layout.rows - place.first_row - line,
+        // rows
+        AS_IT_LIES ? vectors_of(layout.rows, Tile::VECTOR) - first_vector
+                   : layout.rows - place.first_row - line,
         /*taps_first=*/depth % LINE_VECTORS == 0,
         /*tap=*/vector / depth,
         /*vector=*/vector % depth,

@@ -106,7 +106,7 @@ struct StagedProduct {
         const int first = multiplier() / Tile::MULTIPLIERS_ACROSS * (DOWN * Tile::ROW_STEP);
         return Tile::BY_WARPGROUPS ? first + threadIdx.x % WARPGROUP / WARP * 16 : first;
     }
-    // D += A B, over Tile::K of the sum.
+    // D += a b, the warp's fragments of A and B, over Tile::K of the sum.
     __device__ __forceinline__ void multiply(const tensor_core::A (&a)[DOWN],
                                              const tensor_core::B (&b)[ACROSS]) {
         if constexpr (Tile::IS_SPLIT) return multiply_parts(a, b);
@@ -227,8 +227,8 @@ struct ImageFragments {
     int low;                 // line % 8, by which vectors are swizzled
 
     // Lane l passes to ldmatrix (`matrices`) the address of row l % 8 of matrix l / 8: of A these
-    // are rows + 0, + 8, then the same of the second vector; of B both vectors of columns + 0, then
-    // + 8.
+    // are rows + 0, + 8 from product.first_row on, then the same of the second vector; of B both
+    // vectors of columns + 0, then + 8.
     __device__ __forceinline__ explicit ImageFragments(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2, high = lane / 16;
         low = lane % 8;
@@ -274,7 +274,7 @@ struct WeightFragmentsOf {
     int a_at[Tile::DOWN], b_at[Tile::ACROSS / 2];  // the lane's offsets in a stage, in bytes
 
     // Lane l passes to ldmatrix the address of row l % 8 of matrix l / 8: a row of a matrix is one
-    // position and 8 rows of A or columns of B.
+    // position and 8 rows of A or columns of B, from those of `product` on.
     __device__ __forceinline__ explicit WeightFragmentsOf(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP;
         const int low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
@@ -307,7 +307,7 @@ template <class Tile>
 struct WeightFragmentsOf<Tile, true> {
     int a_at[2 * Tile::DOWN], b_at[Tile::ACROSS];  // `place` of each eight rows or columns
 
-    // Offsets in a stage, at position t.
+    // Offsets in a stage, at position t, of the rows and columns of `product`.
     __device__ __forceinline__ explicit WeightFragmentsOf(const StagedProduct<Tile>& product) {
 #pragma unroll
         for (int i = 0; i < 2 * Tile::DOWN; ++i) a_at[i] = place(product.first_row + 8 * i);

@@ -23,7 +23,7 @@ struct ByWarpgroups {
         b_at =
             Tile::A_NBYTES + number % Tile::MULTIPLIERS_ACROSS * (Tile::ACROSS * 8 * LINE_NBYTES);
     }
-    // Starts the products of a stage, for which warpgroup::wait waits.
+    // Starts product += those of a stage, for which warpgroup::wait waits.
     __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
         constexpr int A_STEP = A_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
         constexpr int B_STEP = B_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;

@@ -180,8 +180,8 @@ __device__ __forceinline__ void spread_w(const E* w, E* to, const StagedArray& a
 }
 
 // Returns a word whose bit i says that tap i reads inside of the array, for a position whose tap 0
-// reads at `at`. Taps are numbered with the last axis the fastest; along an axis there are
-// taps[axis], positions jumps[axis] apart.
+// reads at `at`. extents: of the array. Taps are numbered with the last axis the fastest; along an
+// axis there are taps[axis], positions jumps[axis] apart.
 __device__ __forceinline__ u32 taps_inside(const i32 (&at)[3], const i32 (&extents)[3],
                                            const i32 (&taps)[3], const i32 (&jumps)[3]) {
     u32 inside = 1;  // of the taps along the axes so far

@@ -198,6 +198,7 @@ struct LineRowSums {
     float sum = 0;
     bool works;
 
+    // wanted: the sums are to be written.
     __device__ __forceinline__ explicit LineRowSums(bool wanted) : works(wanted) {}
     // Adds the sums over half 0 or 1 of a part.
     __device__ __forceinline__ void add(const float* part, int half) {

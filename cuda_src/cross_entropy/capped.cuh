@@ -41,8 +41,8 @@ __device__ __forceinline__ void hide(double& x) {
 #endif
 }
 
-// Hides from the compiler that the reader's elements are the same as before, of all types
-// (LineReader::renew does so for 2-byte ones): it would keep what it computed of them, capped
+// Hides from the compiler that the reader's DEPTH x WIDTH elements are the same as before, of all
+// types (LineReader::renew does so for 2-byte ones): it would keep what it computed of them, capped
 // scores or shares, from one use to the next, for which there are too few registers. zero:
 // Line::zero(), 0 at run time.
 template <class E, int WIDTH, int DEPTH>

@@ -5,10 +5,12 @@
 // the sum of the rows' weights. Where a gradient needs that sum, __divisor computes it before. Sums
 // over rows have a fixed order: first in each block, then over the blocks.
 //
-// A line is the `length` scores of one sample, in an array (n_outer, length, stride). Kernels by
-// layout: _short_rows and _rows for stride 1, `threads` threads a row (a power of two up to 32, or
-// the whole block); _columns for other strides, threads along x have neighbouring lines, threads
-// along y share a line; _bundles for short lines with stride > 1, by vectors of neighbouring lines.
+// A line is the `length` scores of one sample, in an array (n_outer, length, stride); W, DEPTH:
+// elements of a slot of it (a vector), and slots that a thread has in registers at a time. Kernels
+// by layout: _short_rows and _rows for stride 1, n_rows rows, `threads` threads a row (a power of
+// two up to 32, or the whole block); _columns for other strides, threads along x have neighbouring
+// lines, threads along y share a line; _bundles for short lines with stride > 1, by vectors of
+// neighbouring lines.
 //
 // labels: the class of each line. weights: of each class, or of each line, or null for 1. rule says
 // how both are read. output, losses: each line's loss, weighted; or unweighted, in type A. scale:
@@ -167,8 +169,8 @@ __device__ __forceinline__ Regularized terms_of(i64 length, double smoothing, do
             {static_cast<A>(cap)},
             {{square_output, squares}, classes}};
 }
-// A kernel's arguments for a share of each class as Shares. targets and target_gradient are arrays
-// of TTARGET, row_weights of A.
+// A kernel's arguments for a share of each class, with those in `call` and `terms`, as Shares.
+// targets and target_gradient are arrays of TTARGET, row_weights of A.
 __device__ __forceinline__ Shares shares_of(const LossAndGradient& call, const Regularized& terms,
                                             const void* targets, const void* row_weights,
                                             void* target_gradient) {
@@ -185,8 +187,9 @@ __device__ __forceinline__ Shares shares_of(const LossAndGradient& call, const R
 
 // ---- targets that are distributions -------------------------------------------------------------
 
-// Writes, of scores x and targets t of a line, log_prob[i] = x[i] - max - log(sum of exp(x - max)),
-// where log_prob is not null, and the loss -(sum of t[i] log_prob[i]), over the t that are not 0.
+// Writes, of scores x and targets t (`target`) of a line, log_prob[i] = x[i] - max - log(sum of
+// exp(x - max)), where log_prob is not null, and the loss -(sum of t[i] log_prob[i]), over the t
+// that are not 0.
 template <int W, int DEPTH, class Threads>
 __device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, const Threads& threads,
                                                 const T* scores, const T* target, TOUT* log_prob,
@@ -242,7 +245,8 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
 
 // *output = sum of w[row] * losses[row] / (n, or sum of w where n is 0), w[row] the weight of the
 // row's label, or 1 where labels is null; are_weighted: losses[row] is a product with w[row]
-// already. All blocks add up rows; the one that finishes last adds up the blocks (sum_grid).
+// already. All blocks add up rows; the one that finishes last adds up the blocks (sum_grid, by
+// partials and ticket).
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
                          const __grid_constant__ Rule rule, bool are_weighted, double n,
@@ -382,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
 
 // The regularized loss and its gradients against a share of each class; see shares.cuh for the
 // formulas. targets: the classes' probabilities, null for labels; row_weights: with targets, a
-// weight for each row, or null. Arrays that are null are not written. Rows are contiguous.
+// weight for each row, or null; target_gradient: of targets. Rows are contiguous.
 extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     cross_entropy__shares_rows(const T* scores, const void* labels, const void* weights,
                                const __grid_constant__ Rule rule, T* gradient, TOUT* output,
@@ -403,8 +407,8 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
 }
 // The regularized loss and its gradients against a share of each class; see shares.cuh for the
 // formulas. targets: the classes' probabilities, null for labels; row_weights: with targets, a
-// weight for each row, or null. Arrays that are null are not written. Scores are (n_outer, length,
-// stride): a line's elements are `stride` apart.
+// weight for each row, or null; target_gradient: of targets. Scores are (n_outer, length, stride):
+// a line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     cross_entropy__shares_columns(const T* scores, const void* labels, const void* weights,
                                   const __grid_constant__ Rule rule, T* gradient, TOUT* output,

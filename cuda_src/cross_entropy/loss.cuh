@@ -47,9 +47,9 @@ __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Thre
 }
 
 // Writes log_prob[i] = x[i] - max - log(sum of exp(x - max)), where log_prob is not null, and the
-// loss -log_prob[label], for each of the W neighbouring lines of a bundle (bundles.cuh), which is
-// one batch: the threads' registers have all of it. Thread y < W of the bundle writes the loss of
-// line y; there are at least W threads.
+// loss -log_prob[label], weighted to losses.output or unweighted to losses.summed, for each of the
+// W neighbouring lines of a bundle (bundles.cuh), which is one batch: the threads' registers have
+// all of it. Thread y < W of the bundle writes the loss of line y; there are at least W threads.
 template <class T, class TOUT, int W, int DEPTH>
 __device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
                                             const BundleThreads<Acc<T>, W>& threads,

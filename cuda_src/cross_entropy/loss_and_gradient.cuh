@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Losses of lines of scores with labels, and the gradients of the scores, in one kernel. The
 // gradient may be the same array as the scores: a line's label score is read before any of the line
-// is written. A line is the scores of one row; `Line` is a thread's part of it
-// (algorithm/lines.cuh).
+// is written. A line is the scores of one row; `Line` is a thread's part of it, slots (vectors) of
+// W elements, DEPTH of them in registers at a time (algorithm/lines.cuh).
 #pragma once
 #include "algorithm/row_softmax.cuh"
 #include "cross_entropy/labels.cuh"

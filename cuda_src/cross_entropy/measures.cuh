@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Numbers of a line beside its loss: the square of log(sum of exp(scores)), and the class with the
-// largest score.
+// largest score. W, DEPTH: elements of a slot of a line, slots that a thread has in registers
+// (algorithm/lines.cuh).
 #pragma once
 #include "algorithm/row_softmax.cuh"
 #include "cross_entropy/labels.cuh"

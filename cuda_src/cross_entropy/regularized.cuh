@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Losses with smoothed labels, capped scores and a penalty square log(sum of exp(scores))^2
-// (z-loss), and their gradients, in one kernel. Line, slot and batch: see algorithm/lines.cuh.
+// (z-loss), and their gradients, in one kernel. A Line is a thread's part of one line of scores:
+// slots (vectors) of W elements, DEPTH of them, a batch, in registers at a time
+// (algorithm/lines.cuh).
 #pragma once
 #include "cross_entropy/capped.cuh"
 #include "cross_entropy/loss_and_gradient.cuh"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Losses against a share h[c] of each class c, and their gradients, in one kernel. Shares are
-// target probabilities, or made of a label by smoothing, times the classes' weights. Line, slot and
-// batch: see algorithm/lines.cuh.
+// target probabilities, or made of a label by smoothing, times the classes' weights. A Line is a
+// thread's part of one line of scores: slots (vectors) of W elements, DEPTH of them, a batch, in
+// registers at a time (algorithm/lines.cuh).
 #pragma once
 #include "cross_entropy/capped.cuh"
 #include "cross_entropy/distributions.cuh"

@@ -51,7 +51,7 @@ struct SumReader {
           bias(line, bias, from_acc<T>(A(0))),
           edge(to_acc(this->x.edge) + to_acc(this->bias.edge)) {}
 
-    // registers = x + bias of a batch of the line.
+    // registers = x + bias of a batch of the line. STREAMS: by streaming loads.
     template <bool STREAMS = false>
     __device__ __forceinline__ void load(const Line<W, DEPTH>& line,
                                          typename row_softmax::Slots<W>::Count batch) {
@@ -125,9 +125,9 @@ struct DropoutWriter {
     }
 };
 
-// Writes softmax of data + bias along one line, and its dropout, to `to`. `threads` reduces over
-// the line's threads; length: elements of a line; bias: rows as `data` has them, chosen by
-// bias_rows.
+// Writes softmax of data + bias along one line, and its dropout, to `to`. W: elements of a slot.
+// `threads` reduces over the line's threads; length: elements of a line; bias: rows as `data` has
+// them, chosen by bias_rows.
 template <class T, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void bias_softmax_line(const Line<W, DEPTH>& line,
                                                   const Threads& threads, const T* data,

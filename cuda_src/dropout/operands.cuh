@@ -9,7 +9,7 @@
 //     seek(first)         the tile begins at element `first` of the array
 //     load(u, offset)     loads vector u, which is at `offset` in the tile
 //     at(u, i)            element i of vector u, an argument of the map
-//     store(u, offset)    stores vector u
+//     store(u, offset)    stores vector u (STREAMING: evict-first)
 //     load_apart(offset, n), store_apart(offset, n)    the same for a tile that is not aligned, or
 //                         has only n elements: the thread's are S::threads apart
 #pragma once
@@ -90,12 +90,14 @@ __device__ __forceinline__ double scaled_or_0(double x, bool kept, double scale)
     return kept ? x * scale : 0.0;
 }
 
-// Sets `mark` to kept = drawn.word <= drawn.largest, and returns kept ? x * scale : 0.
+// Sets `mark`, the element's place in a mask, to kept = drawn.word <= drawn.largest, and returns
+// kept ? x * scale : 0.
 __device__ __forceinline__ double marked(double x, Choice drawn, double scale, const Mark& mark) {
     mark = drawn.kept();
     return scaled_or_0(x, drawn.kept(), scale);
 }
-// `marked` for float32; in PTX, as the compiler would compare twice.
+// Sets `mark` to kept and returns kept ? x * scale : 0, for float32; in PTX, as the compiler would
+// compare twice.
 __device__ __forceinline__ float marked(float x, Choice drawn, float scale, const Mark& mark) {
 #ifdef __CUDA_CPU__
     mark = drawn.kept();
