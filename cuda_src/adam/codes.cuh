@@ -144,6 +144,7 @@ struct EightBits {
             const float share = fabsf(mean) * power(FRACTION + 2 * BIAS - least);
             code = static_cast<u32>(share) > draw;
         } else {
+            // Rounds stochastically to FIRST_BITS bits of the fraction: adds 20 random bits, cuts 20.
             const u32 upper = size + (draw >> FIRST_BITS) >> FRACTION - FIRST_BITS;
             code = min(upper - (least << FIRST_BITS) + 1, TOP);
         }

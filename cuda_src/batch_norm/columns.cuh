@@ -194,8 +194,8 @@ struct InColumns {
             if (leads) sums.column(i).store(partials + channel, at.n_channels);
         });
     }
-    // Writes the results of the part. wait() returns when the tile's coefficients are in memory;
-    // then load_coefs(channel) returns those of a channel.
+    // Writes the results of part `part` of tile `tile`. wait() returns when the tile's coefficients
+    // are in memory; then load_coefs(channel) returns those of a channel.
     template <class Wait, class LoadCoefs>
     __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
                           const LoadCoefs& load_coefs) const {
@@ -207,16 +207,17 @@ struct InColumns {
             write_rows(coefs, some, element, pitch, columns.aligned);
         });
     }
-    // Writes the results of the part, read by a Ring. resident: its last rows are still in shared
-    // memory, as this is the part that the block summed last. wait() returns when the tile's
-    // coefficients are in memory; then load_coefs(channel) returns those of a channel.
+    // Writes the results of part `part` of tile `tile`, read by a Ring. resident: its last rows are
+    // still in shared memory, as this is the part that the block summed last. wait() returns when
+    // the tile's coefficients are in memory; then load_coefs(channel) returns those of a channel.
     template <class Wait, class LoadCoefs>
     __device__ void apply(u32 tile, u32 part, bool resident, A* shared, const Wait& wait,
                           const LoadCoefs& load_coefs) const {
         const Place<COLUMNS> at(columns, tile, part);
         const i32 n = at.n_rows,
                   overwritten =
-                      resident ? Ring<Op, true>::count_overwritten(n, columns.ring_groups) : n;
+                      resident ? Ring<Op, /*LAST=*/true>::count_overwritten(n, columns.ring_groups)
+                               : n;
         auto rows = ring_of</*LAST=*/true>(at, 0, overwritten);
         if (resident)
             rows.begin_with_resident(at.element(columns) + overwritten * pitch_of(at), overwritten,

@@ -210,7 +210,7 @@ struct InShared {
     __device__ A reference(u32 tile, u32 channel) const {
         return op.reference(at.first_channel(tile) + channel, tiles.length, tiles.n_rows);
     }
-    // The thread's sums over its rows of the tile, group by group as copies arrive.
+    // sums = the thread's sums over its rows of the tile, group by group as copies arrive.
     __device__ void sum(u32 tile, Sums& sums) const {
         A references[W];
 #pragma unroll

@@ -393,8 +393,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // staged_x, staged_y, staged_w = x, y, w as (n, position, channel), channels padded with zeros to
-// whole vectors of 16 bytes; rows[position] = where a position of Y reads X (facts::StagedRow). A
-// block has a tile of one of them; arrays of 0 blocks are left out. See conv/staging.cuh.
+// whole vectors of 16 bytes; rows[position] = where a position of Y reads X: the vector of its
+// first tap, and a bit for each tap inside. A block has a tile of one of them; arrays of 0 blocks
+// are left out.
 extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
                 StagedRow* rows, const __grid_constant__ StagingLayout layout) {

@@ -162,8 +162,8 @@ struct DirectColumns {
     }
 };
 
-// Writes X at the tile's positions: product + bias, rounded; neighbouring pairs together if
-// in_pairs.
+// Writes X at the tile's positions: product + bias (in `columns`), rounded; neighbouring pairs
+// together if in_pairs. In each fragment of 16 positions lane l has positions l / 4 and l / 4 + 8.
 template <class Tile>
 __device__ __forceinline__ void write_direct_tile(const DirectProduct<Tile>& product,
                                                   const DirectLayout& layout,

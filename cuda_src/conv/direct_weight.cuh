@@ -255,7 +255,9 @@ struct DirectSums {
                                              lane % 4 * 2) = Pair{pair[0], pair[1]};
                 }
     }
-    // to[filter] = sum of Y. For floats, two threads add their halves by way of shared memory.
+    // to[filter] = sum of Y, filter < filters. For floats, two threads add their halves of a filter
+    // by way of `shared`, a float for each thread; else the first of the four lanes that have a
+    // filter writes it.
     __device__ __forceinline__ void write_of_y(float* to, i32 filters, float* shared) const {
         if constexpr (sizeof(E) == 4) {
             __syncthreads();
@@ -335,6 +337,7 @@ __device__ __forceinline__ void write_direct_weights(const Acc<E>* parts, E* w,
         return weight::write_total<E>(y_parts, bias, count, summers, layout.filters,
                                       blockIdx.x - blocks_of_weights);
     const u32 numbers = THREADS / summers;
+    // index = (tile * PANEL + row) * DIRECT_COLUMNS + column; row: a filter, e: element of a run
     const u32 index = blockIdx.x * numbers + threadIdx.x % numbers;
     const i32 column = index % DIRECT_COLUMNS, row = index / DIRECT_COLUMNS % PANEL;
     const u32 tile = index / (DIRECT_COLUMNS * PANEL);

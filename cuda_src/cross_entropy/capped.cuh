@@ -68,7 +68,7 @@ struct CappedReader : LineReader<E, WIDTH, DEPTH> {
     // Reads `array` along `line`, capped by `cap`.
     __device__ __forceinline__ CappedReader(const Line<WIDTH, DEPTH>& line, const E* array,
                                             Cap<A> cap)
-        : Base(line, array, from_acc<E>(negative_infinity<A>())),
+        : Base(line, array, /*fill=*/from_acc<E>(negative_infinity<A>())),
           cap(cap),
           edge(cap(to_acc(Base::edge))) {}
     // Element i of the thread's slot u, capped.

@@ -122,8 +122,9 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
                                               const void* labels, const void* weights,
                                               const Rule& rule, Divisor divisor, const TOUT* bias,
                                               TOUT* gradient) {
-    LineReader<T, W, DEPTH> in(line, log_prob, from_acc<T>(A(0)));
-    LineReader<TOUT, W, DEPTH> added(line, bias, from_acc<TOUT>(A(0)), bias != nullptr);
+    LineReader<T, W, DEPTH> in(line, log_prob, /*fill=*/from_acc<T>(A(0)));
+    LineReader<TOUT, W, DEPTH> added(line, bias, /*fill=*/from_acc<TOUT>(A(0)),
+                                     /*present=*/bias != nullptr);
     const auto batch = line.last_batch();
     in.load(line, batch);
     added.load(line, batch);
@@ -194,8 +195,8 @@ template <int W, int DEPTH, class Threads>
 __device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, const Threads& threads,
                                                 const T* scores, const T* target, TOUT* log_prob,
                                                 Losses losses) {
-    LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
-    LineReader<T, W, DEPTH> in_target(line, target, from_acc<T>(A(0)));
+    LineReader<T, W, DEPTH> in(line, scores, /*fill=*/from_acc<T>(negative_infinity<A>()));
+    LineReader<T, W, DEPTH> in_target(line, target, /*fill=*/from_acc<T>(A(0)));
     DenseSum sums;
     const auto batch = read(line, sums, in, in_target);
     sums.join(threads);

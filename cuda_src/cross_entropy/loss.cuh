@@ -31,7 +31,7 @@ __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Thre
                                           const Rule& rule, TOUT* log_prob,
                                           Losses<TOUT, Acc<T>> losses) {
     using A = Acc<T>;
-    LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
+    LineReader<T, W, DEPTH> in(line, scores, /*fill=*/from_acc<T>(negative_infinity<A>()));
     OnlineSum<A> of;
     const auto batch = read(line, of, in);
     of.join(threads);
@@ -57,7 +57,7 @@ __device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
                                             const void* weights, const Rule& rule, TOUT* log_prob,
                                             Losses<TOUT, Acc<T>> losses) {
     using A = Acc<T>;
-    Reader<T, W, DEPTH> in(bundle, scores, from_acc<T>(negative_infinity<A>()));
+    Reader<T, W, DEPTH> in(bundle, scores, /*fill=*/from_acc<T>(negative_infinity<A>()));
     in.load(bundle, 0);
     const i64 own = threadIdx.y;
     const bool has_loss = own < W && bundle.number >= 0 && losses.wanted();

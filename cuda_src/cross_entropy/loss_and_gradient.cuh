@@ -97,7 +97,7 @@ struct Plain {
 
     template <int W, int DEPTH>
     __device__ __forceinline__ auto reader(const Line<W, DEPTH>& line, const T* scores) const {
-        return LineReader<T, W, DEPTH>(line, scores, from_acc<T>(negative_infinity<A>()));
+        return LineReader<T, W, DEPTH>(line, scores, /*fill=*/from_acc<T>(negative_infinity<A>()));
     }
     __device__ OnlineSum<A> sums() const { return {}; }
     // loss = log(sum) - (score of the label - max).

@@ -53,7 +53,7 @@ struct ShareReader {
     // array: target probabilities, null if label >= 0.
     __device__ __forceinline__ ShareReader(const Line<WIDTH, DEPTH>& line, const E* array,
                                            const ShareOf<A>& share, i64 label)
-        : targets(line, array, from_acc<E>(A(0)), array != nullptr),
+        : targets(line, array, /*fill=*/from_acc<E>(A(0)), /*present=*/array != nullptr),
           line(line),
           share(share),
           label(label),

@@ -47,8 +47,8 @@ struct SumReader {
 
     // Element i of the line is x[line.start + i] + bias[line.start + i].
     __device__ __forceinline__ SumReader(const Line<W, DEPTH>& line, const T* x, const T* bias)
-        : x(line, x, from_acc<T>(row_softmax::negative_infinity<A>())),
-          bias(line, bias, from_acc<T>(A(0))),
+        : x(line, x, /*fill=*/from_acc<T>(row_softmax::negative_infinity<A>())),
+          bias(line, bias, /*fill=*/from_acc<T>(A(0))),
           edge(to_acc(this->x.edge) + to_acc(this->bias.edge)) {}
 
     // registers = x + bias of a batch of the line. STREAMS: by streaming loads.
