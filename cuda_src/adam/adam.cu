@@ -344,8 +344,9 @@ __device__ __forceinline__ void update_lists(const Pointers<POINTERS>& arrays,
 }
 
 // One step of Adam on each of columns.n_tensors parameters with moments in codes (Code: EightBits
-// or FourBits); arrays and columns as in struct Lists. Block c has chunk c of the list, CODED_CHUNK
-// elements of one tensor (sizes); a warp has CODED_BLOCK of them at a time.
+// or FourBits); arrays and columns are tables of their addresses (struct Lists). Block c has chunk
+// c of the list, CODED_CHUNK elements of one tensor (sizes); a warp has CODED_BLOCK of them at a
+// time.
 template <class Code>
 __device__ __forceinline__ void update_coded(const Pointers<POINTERS>& arrays,
                                              const Columns<LISTED>& columns,

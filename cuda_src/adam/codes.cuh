@@ -67,17 +67,17 @@ __device__ __forceinline__ u32 largest(u32 mine) {
 #endif
 }
 
-// `upper` (see above) of a float >= 0 with these bits, with `fraction` bits of the fraction:
-// rounded stochastically, by adding as many bits of noise as are cut off. Infinity stays infinite
-// and NaN NaN, if there are bits of the fraction.
+// The exponent and the first `fraction` bits of the fraction, as one number, of a float >= 0 with
+// these bits: rounded stochastically, by adding as many bits of noise as are cut off. Infinity
+// stays infinite and NaN NaN, if there are bits of the fraction.
 __device__ __forceinline__ u32 upper_of(u32 bits, u32 noise, int fraction) {
     const int shift = FRACTION - fraction;
     if (bits >= INFINITE) return (bits > INFINITE ? 0x7FC00000u : INFINITE) >> shift;
     return bits + (noise & (1u << shift) - 1) >> shift;  // 0 gives 0
 }
 
-// `base`, where the block's largest element has this exponent: the largest `upper` with it, all
-// `fraction` bits 1, gets the code TOP. At least 0.
+// `base` (code = upper - base), where the block's largest element has this exponent: the largest
+// `upper` with it, all `fraction` bits 1, gets the code TOP. At least 0.
 template <int TOP>
 __device__ __forceinline__ u32 base_of(u32 exponent, int fraction) {
     const int base = static_cast<int>((exponent << fraction) + (1u << fraction) - 1) - TOP;
@@ -144,7 +144,7 @@ struct EightBits {
             const float share = fabsf(mean) * power(FRACTION + 2 * BIAS - least);
             code = static_cast<u32>(share) > draw;
         } else {
-            // Rounds stochastically to FIRST_BITS bits of the fraction: adds 20 random bits, cuts 20.
+            // Rounds stochastically to FIRST_BITS bits of the fraction: adds noise, cuts 20 bits.
             const u32 upper = size + (draw >> FIRST_BITS) >> FRACTION - FIRST_BITS;
             code = min(upper - (least << FIRST_BITS) + 1, TOP);
         }

@@ -89,8 +89,9 @@ struct Forward {
             for (int half = 0; half < 2; ++half) largest[m][half] = -infinity(), total[m][half] = 0;
     }
     // Adds a tile of keys: `scores` of the warp's queries with them, which become p; `values`,
-    // their rows of V in shared memory. factor: see factor_of. Where a row's maximum grows, its
-    // sums so far are multiplied by `before` = e^(old maximum - new one).
+    // their rows of V in shared memory. factor: by which scores are multiplied before power. Where
+    // a row's maximum grows, its sums so far are multiplied by `before` = e^(old maximum - new
+    // one).
     __device__ __forceinline__ void include(Sums<BANDS, LENGTH>& scores, const T* values,
                                             Sum factor) {
 #pragma unroll

@@ -103,7 +103,7 @@ struct Batch {
                     for (auto& word : registers[a][u].at) asm volatile("" : "+r"(word));
 #endif
     }
-    // Calls see(element of each array) for all elements, which are of one channel; see sums::show.
+    // Calls see(x), or in the gradient see(x, dY), for all elements, which are of one channel.
     template <class See>
     __device__ void each(int, const See& see) const {
         show<READ, DEPTH>(*this, 0, W, see);

@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // written = bias + convolution of `read` with W, or with layout.is_gradient its gradient for X,
 // where `read` is dY; bias may be null. Arrays are (n, channel, position). A block has a tile of
 // ROWS channels and COLUMNS positions; there are column_tiles tiles of positions (of each residue
-// of a gradient's stride, see image.cuh). packed: W from conv__pack.
+// of a gradient's strides). packed: W from conv__pack.
 extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                 const __grid_constant__ ImageLayout layout) {
@@ -234,7 +234,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// packed[tile][part][tap][d][r] = W, as of conv__pack, for tiles of FEW_ROWS rows.
+// packed[tile][part][tap][d][r] = W of row `r` of the tile and of depth part * DEPTH + d, zeros
+// beyond, for tiles of FEW_ROWS rows. A block for each [tile][part][tap].
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack_few(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_FEW) {
@@ -242,8 +243,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// written = bias + convolution of `read`, or its gradient for X, as conv__image, by tiles of
-// FEW_ROWS rows; packed: W from conv__pack_few; column_tiles: tiles of positions.
+// written = bias + convolution of `read`, or with layout.is_gradient its gradient for X, by tiles
+// of FEW_ROWS rows; packed: W from conv__pack_few; column_tiles: tiles of positions.
 extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
     conv__image_few(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                     const __grid_constant__ ImageLayout layout) {
@@ -253,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
 }
 
 // sums[part][tile][row][column] = sum of x * y over a part of the positions, y_sums[part][filter] =
-// sum of y or null, as conv__weight, by tiles of FEW_ROWS rows.
+// sum of y or null, by tiles of FEW_ROWS rows.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_few(const T* x, const T* y, A* sums, A* y_sums,
                      const __grid_constant__ WeightLayout layout) {
@@ -303,8 +304,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// sums[part][filter][tap] and y_sums[part][filter] as of conv__depthwise_weight, with WIDE_TAPS x
-// WIDE_TAPS taps a block.
+// sums[part][filter][tap] = sum of y[position] * x[where the tap reads], y_sums[part][filter] = sum
+// of y, over every parts-th image, with WIDE_TAPS x WIDE_TAPS taps a block; either may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight_wide(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                                 const __grid_constant__ DepthwiseLayout layout) {
@@ -337,9 +338,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // written = bias + depthwise convolution of `read` with w, or with is_gradient its gradient for X,
-// as conv__depthwise_lines, for TAPS x TAPS taps, stride and dilation 1. A block has `of_block`
-// walks: a thread walks down `rows` rows of an image, STRIP columns wide, and reads each row once
-// for all taps.
+// for TAPS x TAPS taps, stride and dilation 1; bias may be null. Arrays are (n, position, channel).
+// A block has `of_block` walks: a thread walks down `rows` rows of an image, STRIP columns wide,
+// and reads each row once for all taps.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_walks(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           i32 rows, bool is_gradient,
@@ -350,9 +351,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// sums[part][channel][tap] and y_sums[part][channel] as of conv__depthwise_lines_weight, for TAPS x
-// TAPS taps, stride and dilation 1: a thread walks down `rows` rows, STRIP columns wide; a part is
-// of_part such walks.
+// sums[part][channel][tap] = sum of y[position] * x[where the tap reads], y_sums[part][channel] =
+// sum of y; either may be null. Arrays are (n, position, channel). For TAPS x TAPS taps, stride and
+// dilation 1: a thread walks down `rows` rows, STRIP columns wide; a part is of_part such walks.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
                                  const __grid_constant__ DepthwiseLayout layout) {
@@ -408,8 +409,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
 // Two kernels over staged arrays in one launch, so that blocks of one run while the last of the
 // other leave multiprocessors idle:
 //
-//     blocks [first_of_weights, + blocks_of_weights)   sums, y_sums as conv__weight
-//     the others                                       written as conv__image, packed = staged W
+//     blocks [first_of_weights, + blocks_of_weights)   sums[part][tile][row][column] of x * y, and
+//                                                      y_sums[part][filter] of y, as conv__weight
+//     the others                                       written = bias + convolution of `read`, or
+//                                                      its gradient for X; packed: staged W
 //
 // rows: what positions of Y read of X (facts::StagedRow), null for 1 x 1 taps; column_tiles: tiles
 // of positions of each residue. The last three: how W and `written` lie, and the layouts of both.
@@ -454,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
 }
 
 // x = bias + gradient for X of a convolution of few channels, y being dY as (n, position, filter);
-// bias may be null. A block has every gridDim.x-th tile of positions. See direct_image.cuh.
+// bias may be null. A block has every gridDim.x-th tile of positions.
 extern "C" __global__ void __launch_bounds__(DIRECT_THREADS, STAGED_BLOCKS)
     conv__direct_image(const T* y, const T* w, const T* bias, T* x,
                        const __grid_constant__ DirectLayout layout) {

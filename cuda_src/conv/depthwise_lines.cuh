@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Convolutions with groups of one channel and one filter, of arrays (n, position, channel). A
 // thread has a vector of V neighbouring channels, of some strips (STRIP neighbouring positions of a
-// line, see depthwise.cuh); a block a tile of LINE_VECTORS vectors.
+// line along the last axis); a block a tile of LINE_VECTORS vectors.
 #pragma once
 #include "conv/depthwise.cuh"
 

@@ -112,7 +112,7 @@ struct DirectFragmentsOf {
 // The same for TF32, word by word, in two steps of 8 positions: lane 4 g + t loads row g (filter or
 // column) and position t; see tensor_core.cuh.
 template <class Tile>
-struct DirectFragmentsOf<Tile, true> {
+struct DirectFragmentsOf<Tile, /*TF32=*/true> {
     static constexpr int DOWN = PANEL / 16, STEPS = 2, K = tensor_core::K<float>;
     int a_at[2 * DOWN], x_position;
 

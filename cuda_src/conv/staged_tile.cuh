@@ -304,7 +304,7 @@ struct WeightFragmentsOf {
 // For TF32: lane 4 g + t loads the words of row or column g of each eight, at positions t and t +
 // 4.
 template <class Tile>
-struct WeightFragmentsOf<Tile, true> {
+struct WeightFragmentsOf<Tile, /*TF32=*/true> {
     int a_at[2 * Tile::DOWN], b_at[Tile::ACROSS];  // `place` of each eight rows or columns
 
     // Offsets in a stage, at position t, of the rows and columns of `product`.

@@ -129,7 +129,7 @@ struct Unit {
 };
 // Unit for 2-byte elements and bools, EACH of them in a word.
 template <class E>
-struct Unit<E, true> {
+struct Unit<E, /*WORDS=*/true> {
     using Register = u32;
     static constexpr int EACH = sizeof(u32) / sizeof(E);  // elements in a word
     static __device__ Register fill(E x) {  // the product repeats the 16 or 8 bits of x

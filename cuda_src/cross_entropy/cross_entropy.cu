@@ -228,7 +228,7 @@ __device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, 
 using namespace cto;
 
 // {divisor[0], divisor[1]} = the WeightSum of all rows: the sum of the weights of their labels.
-// partials, ticket: see sum_grid.
+// partials: a number for each block; ticket: counts those that have finished.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__divisor(const void* labels, const void* weights,
                            const __grid_constant__ Rule rule, i64 n_rows, double* partials,

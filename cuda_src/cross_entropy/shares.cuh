@@ -37,9 +37,10 @@ struct ShareOf {
     }
 };
 
-// A reader, like LineReader, of the shares of a line's classes: of target probabilities in `array`,
-// or of the one-hot label where `label` >= 0 (then nothing is read). Places without an element are
-// 0. batch: the one in registers; edge: the share at the thread's place outside whole vectors.
+// A reader, with LineReader's methods, of the shares of a line's classes: of target probabilities
+// in `array`, or of the one-hot label where `label` >= 0 (then nothing is read). Places without an
+// element are 0. batch: the one in registers; edge: the share at the thread's place outside whole
+// vectors.
 template <class E, int WIDTH, int DEPTH>
 struct ShareReader {
     using A = Acc<E>;
@@ -76,8 +77,8 @@ struct ShareReader {
     __device__ __forceinline__ void renew(u32 zero) { capped::renew_all(targets, zero); }
 };
 
-// A writer, like LineWriter, of the gradients of scores and of targets; a null array is not
-// written.
+// A writer, with LineWriter's methods, of the gradients of scores and of targets; a null array is
+// not written.
 template <class T, class TTARGET>
 struct GradientWriter {
     struct Value {

@@ -172,8 +172,8 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
                                               Through<Acc<T>> through) {
     using A = Acc<T>;
     const T zero = from_acc<T>(A(0));
-    LineReader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
-    LineReader<bool, W, DEPTH> in_mask(line, mask, false);
+    LineReader<T, W, DEPTH> in_dy(line, dy, /*fill=*/zero), in_y(line, y, /*fill=*/zero);
+    LineReader<bool, W, DEPTH> in_mask(line, mask, /*fill=*/false);
     const auto batch = row_softmax::read(line, through, in_dy, in_mask, in_y);
     const A sum = threads.sum(through.sum);
     const auto map = [=](Place<W>, A dy, bool kept, A y) {
