@@ -86,7 +86,8 @@ struct InShared {
     u32 turn = 0;  // which copy of inputs and references is this tile's
     i32 head = 0;  // place in the ring of the tile's first row
 
-    // memory: the block's dynamic shared memory.
+    // op: the operator; tiles: sizes of the array, its tiles and the ring; memory: the block's
+    // dynamic shared memory.
     __device__ InShared(const Op& op, const StagedTiles& tiles, u8* memory)
         : op(op),
           tiles(tiles),

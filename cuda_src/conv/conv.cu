@@ -212,8 +212,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                                                                layout);
 }
 
-// conv__weight's sums and y_sums for 1 x 1 taps and stride 1, if lines of x and y are aligned: both
-// are copied by vectors. `stages` (2 or 4) stages of DEPTH positions are in dynamic shared memory.
+// sums[part][tile][row][column] = sum of x * y over a part of the positions, y_sums[part][filter] =
+// sum of y or null, for 1 x 1 taps and stride 1, if lines of x and y are aligned: both are copied
+// by vectors. `stages` (2 or 4) stages of DEPTH positions are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
                        const __grid_constant__ WeightLayout layout) {

@@ -182,6 +182,7 @@ struct DirectSums {
     __device__ __forceinline__ DirectSums(const DirectLayout& layout, int first_vector, int width) {
         n_pairs = 0;
         const int vectors = layout.kernel[0] * layout.window[1];
+        // The offset of run `vector`, or of the last, among the tile's rows of `width` runs.
         const auto place = [&](int vector) {
             const int inside = min(vector, vectors - 1), tap = inside / layout.window[1];
             return (tap * width + inside - tap * layout.window[1]) * Tile::RUN_NBYTES;
@@ -219,7 +220,7 @@ struct DirectSums {
     }
     // of_y += sums of A's rows, as a product with ones; warp i has rows 16 i to 16 i + 15.
     __device__ __forceinline__ void add_bias(const tensor_core::A (&a)[DOWN]) {
-        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;
+        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;  // two in a word
         const tensor_core::B b = {ones, ones};
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)

@@ -134,6 +134,7 @@ struct StagedRowSums {
     }
     // Adds the sums of the rows of the warp's fragments `a`.
     __device__ __forceinline__ void add(const tensor_core::A (&a)[Tile::DOWN]) {
+        // A word of one float, or of two 2-byte elements, all 1.
         const u32 ones = bits_of(from_acc<E>(1.0f)) * (sizeof(E) == 2 ? 0x10001u : 1u);
         const tensor_core::B b = {ones, ones};
 #pragma unroll

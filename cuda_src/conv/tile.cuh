@@ -168,7 +168,7 @@ struct ProductRowSums {
     // Adds the sums over half 0 or 1 of a part.
     __device__ __forceinline__ void add(const E* part, int half) {
         if (!works) return;
-        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;
+        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;  // two in a word
         const tensor_core::B b = {ones, ones};
         tensor_core::A a;
         const int place = tensor_core::place_in_a<E, Tile::BY_ROWS>(Tile::A_PITCH);

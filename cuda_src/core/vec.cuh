@@ -187,6 +187,7 @@ struct Elements {
 // HAS_LARGER_PAIR is false, and the result is x: it must not be called.
 #if defined(__CUDA_CPU__)
 constexpr bool HAS_LARGER_PAIR = true;
+// The larger of each of two elements, compared as floats.
 template <class E>
 __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, E) {
     Vec<E, 2> of_x, of_y;

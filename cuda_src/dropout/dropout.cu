@@ -219,8 +219,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                       to);
 }
 
-// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
-// keeps_all; else 0. A thread has SHORT_NBYTES of a row in registers at a time.
+// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask's byte is
+// set, or if keeps_all; else 0. A thread has SHORT_NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
     softmax_dropout_grad__short_rows(const T* dy, const bool* mask, const T* softmax_y, T* dx,
                                      ACC scale, bool keeps_all, i64 n_rows, i64 length,
@@ -228,16 +228,16 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
     gradient_rows<SHORT_NBYTES>(dy, mask, softmax_y, dx, {scale, keeps_all}, n_rows, length,
                                 threads);
 }
-// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
-// keeps_all; else 0. A thread has LINE_NBYTES of a row in registers at a time.
+// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask's byte is
+// set, or if keeps_all; else 0. A thread has LINE_NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
     softmax_dropout_grad__rows(const T* dy, const bool* mask, const T* softmax_y, T* dx, ACC scale,
                                bool keeps_all, i64 n_rows, i64 length, u32 threads) {
     gradient_rows<LINE_NBYTES>(dy, mask, softmax_y, dx, {scale, keeps_all}, n_rows, length,
                                threads);
 }
-// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
-// keeps_all; else 0. A line's elements are `stride` apart.
+// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask's byte is
+// set, or if keeps_all; else 0. A line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_dropout_grad__columns(const T* dy, const bool* mask, const T* softmax_y, T* dx,
                                   ACC scale, bool keeps_all, i64 n_outer, i64 length, i64 stride) {
