@@ -5,7 +5,7 @@
 // computes elements [b * Tile::size, (b + 1) * Tile::size). aligned: all arrays begin at multiples
 // of 16 bytes, and are read and written in vectors; else element by element. A bias, where there is
 // one, is a row of columns.value elements that is added to each row of the other arrays, or null
-// for none.
+// for none. dy is the gradient of the output, dx of the input x.
 #include "activation/facts.cuh"
 #include "activation/gelu.cuh"
 #include "algorithm/elementwise.cuh"

@@ -8,6 +8,11 @@
 // change of the weight. Numbers, each a launch argument or in memory (core/either.cuh): learning
 // rate, step (the number t of this step), loss_scale (of which gradients are multiples), norm and
 // max_norm (gradients with this norm are clipped to that one), update (0: the step is skipped).
+// rule: alpha and beta, the decay rates of first and second moment; lambda_, that of the weight;
+// epsilon; seed, of the rounding of bfloat16 weights if rounds_at_random. Flags: correct_bias, of
+// the moments; decays_updated, the weight is decayed after the update instead of before;
+// decays_gradient, lambda_ w is added to the gradient instead; maximize, the sign of the gradient
+// changes.
 #include "adam/codes.cuh"
 #include "adam/facts.cuh"
 #include "algorithm/multi_tensor.cuh"
@@ -78,7 +83,8 @@ __device__ __forceinline__ AdamFactors adam_factors(const AdamRule& rule, const 
 
 // by = the factors of this step, which every block computes from the numbers. `by` and `of_moments`
 // are in shared memory; all threads call it, and may read `by` afterwards. Numbers are read by one
-// thread of warps 2 and 3 each, while warps 0 and 1 compute of_moments.
+// thread of warps 2 and 3 each, while warps 0 and 1 compute of_moments, the bias corrections {1 -
+// alpha^step, 1 - beta^step}.
 __device__ __forceinline__ void make_factors(AdamFactors& by, double (&of_moments)[2],
                                              const AdamRule& rule, const Either<1>& rate,
                                              const Either<1>& step, const Either<1>& loss_scale,
@@ -206,7 +212,7 @@ struct CodedAdam {
         return all_may_have_vecs_at<WIDTH>(0, w, g, m, v, new_w, new_g, new_m, new_v) &&
                copy.may_have_vecs_at<WIDTH>(0);
     }
-    // from[i .. i + WIDTH), elements from n on 0.
+    // from[i .. i + WIDTH), elements from n on 0. ARE_VECS: all exist, and are loaded as a vector.
     template <bool ARE_VECS, class E>
     __device__ __forceinline__ Vec<E, WIDTH> loaded(const E* from, i64 i, i64 n) const {
         if constexpr (ARE_VECS)
@@ -265,9 +271,9 @@ struct CodedAdam {
             for (i64 start = first + threadIdx.x / WARP * CODED_BLOCK; start < end;
                  start += THREADS / WARP * CODED_BLOCK) {
                 if (are_vecs && start + CODED_BLOCK <= n)
-                    run_block<true>(start, n);
+                    run_block</*ARE_VECS=*/true>(start, n);
                 else
-                    run_block<false>(start, n);
+                    run_block</*ARE_VECS=*/false>(start, n);
             }
             return;
         }
@@ -283,8 +289,8 @@ struct CodedAdam {
 // absent: its columns.at[k] is negative.
 constexpr int LISTED = 12, AFTER = 6;
 
-// The arrays of one tensor among a launch's lists: those of list k begin at arrays.at[columns.at[k]
-// * columns.n_tensors].
+// The arrays of one tensor among a launch's lists (see LISTED): those of list k begin at
+// arrays.at[columns.at[k] * columns.n_tensors].
 struct Lists {
     const Pointers<POINTERS>& arrays;
     const Columns<LISTED>& columns;
@@ -301,9 +307,10 @@ struct Lists {
     }
 };
 
-// One step of Adam (struct Adam) on each of columns.n_tensors parameters; block c has chunk c of
-// their list, CHUNK elements of one tensor (sizes.first_chunk). It prefetches (expect) its inputs
-// before it computes the factors.
+// One step of Adam (struct Adam) on each of columns.n_tensors parameters; arrays and columns are
+// tables of their addresses (struct Lists). HAS_LARGEST: AMSGrad, with the largest second moments
+// so far. Block c has chunk c of the list, CHUNK elements of one tensor; sizes says where tensors
+// begin. It prefetches (expect) its inputs before it computes the factors.
 template <bool HAS_LARGEST>
 __device__ __forceinline__ void update_lists(const Pointers<POINTERS>& arrays,
                                              const Columns<LISTED>& columns,
@@ -336,7 +343,10 @@ __device__ __forceinline__ void update_lists(const Pointers<POINTERS>& arrays,
     adam.run(chunk.first, chunk.end, chunk.n);
 }
 
-// update_lists for moments in codes: a warp has CODED_BLOCK elements at a time.
+// One step of Adam on each of columns.n_tensors parameters with moments in codes (Code: EightBits
+// or FourBits); arrays and columns are tables of their addresses (struct Lists). Block c has chunk
+// c of the list, CODED_CHUNK elements of one tensor (sizes); a warp has CODED_BLOCK of them at a
+// time.
 template <class Code>
 __device__ __forceinline__ void update_coded(const Pointers<POINTERS>& arrays,
                                              const Columns<LISTED>& columns,
@@ -369,8 +379,8 @@ __device__ __forceinline__ void update_coded(const Pointers<POINTERS>& arrays,
 using namespace cto;
 
 // One step of Adam (struct Adam) on one parameter of n elements; block b has OF_ONE of them, from b
-// * OF_ONE on. Outputs may be null, or the same arrays as the inputs. A skipped step copies inputs
-// to outputs.
+// * OF_ONE on. Outputs, new_*, may be null, or the same arrays as the inputs. A skipped step copies
+// inputs to outputs.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam_optimizer(const W* w, const GRAD* g, const MOMENT* m, const MOMENT* v, const void* copy,
                    W* new_w, GRAD* new_g, MOMENT* new_m, MOMENT* new_v, void* new_copy,
@@ -387,12 +397,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     parameter.expect<EXPECTED_NBYTES>(first, end);
     make_factors(by, of_moments, rule, rate, step, loss_scale, norm, max_norm, update);
     const Copy rounded{static_cast<const u16*>(copy), static_cast<u16*>(new_copy), is_bfloat16};
-    const Adam<false> adam{parameter, nullptr, nullptr, new_w, new_g, new_m, new_v, rounded, by};
+    const Adam</*HAS_LARGEST=*/false> adam{
+        parameter, /*x=*/nullptr, /*new_x=*/nullptr, new_w, new_g, new_m, new_v, rounded, by};
     adam.run(first, end, n);
 }
 
-// One step of Adam on each of a list of parameters; see update_lists and struct Lists for the
-// tables.
+// One step of Adam on each of columns.n_tensors parameters. arrays: addresses of all their arrays,
+// those of list k from columns.at[k] * columns.n_tensors on (LISTED); sizes: elements of each
+// tensor, and its chunks.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam__list(const __grid_constant__ Pointers<POINTERS> arrays,
                const __grid_constant__ Columns<12> columns,
@@ -401,11 +413,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
                const __grid_constant__ Either<1> step, const __grid_constant__ Either<1> loss_scale,
                const __grid_constant__ Either<1> norm, const __grid_constant__ Either<1> max_norm,
                const __grid_constant__ Either<1> update, bool is_bfloat16) {
-    update_lists<false>(arrays, columns, sizes, rule, rate, step, loss_scale, norm, max_norm,
-                        update, is_bfloat16);
+    update_lists</*HAS_LARGEST=*/false>(arrays, columns, sizes, rule, rate, step, loss_scale, norm,
+                                        max_norm, update, is_bfloat16);
 }
 
-// adam__list with the largest second moments (AMSGrad) in lists 5 and 11.
+// One step of Adam on each of columns.n_tensors parameters, as adam__list, with AMSGrad: the
+// largest second moments so far are lists 5 and 11 of `arrays`; sizes: elements of each tensor, and
+// its chunks.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) adam__largest_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
@@ -413,11 +427,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) adam__largest_list(
     const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
     const __grid_constant__ Either<1> max_norm, const __grid_constant__ Either<1> update,
     bool is_bfloat16) {
-    update_lists<true>(arrays, columns, sizes, rule, rate, step, loss_scale, norm, max_norm, update,
-                       is_bfloat16);
+    update_lists</*HAS_LARGEST=*/true>(arrays, columns, sizes, rule, rate, step, loss_scale, norm,
+                                       max_norm, update, is_bfloat16);
 }
 
-// adam__list for moments in codes of 8 bits (codes::EightBits).
+// One step of Adam on each of columns.n_tensors parameters, as adam__list, with moments in codes of
+// 8 bits (codes::EightBits); sizes: elements of each tensor, and its chunks.
 extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
@@ -429,7 +444,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_
                                    max_norm, update, is_bfloat16);
 }
 
-// adam__list for moments in codes of 4 bits (codes::FourBits).
+// One step of Adam on each of columns.n_tensors parameters, as adam__list, with moments in codes of
+// 4 bits (codes::FourBits); sizes: elements of each tensor, and its chunks.
 extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__few_bits_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,

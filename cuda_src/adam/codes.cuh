@@ -33,8 +33,8 @@ constexpr u32 INFINITE = 0x7F800000u, SIGN = 0x80000000u, LARGEST = INFINITE - 1
 using Floats = float[WIDTH];
 using Bits = u32[WIDTH];
 
-// A hash of element and step: 32 pseudorandom bits, by multiplications with odd constants and
-// shifts. First moments take the upper bits, second moments the lower ones.
+// A hash of an element's index and the step's number: 32 pseudorandom bits, by multiplications with
+// odd constants and shifts. First moments take the upper bits, second moments the lower ones.
 __device__ __forceinline__ u32 noise(u32 element, u32 step) {
     u32 x = element * 0x9E3779B1u + step * 0x85EBCA77u;
     x = (x ^ x >> 16) * 0x7FEB352Du;
@@ -67,17 +67,17 @@ __device__ __forceinline__ u32 largest(u32 mine) {
 #endif
 }
 
-// `upper` (see above) of a float >= 0 with these bits, with `fraction` bits of the fraction:
-// rounded stochastically, by adding as many bits of noise as are cut off. Infinity stays infinite
-// and NaN NaN, if there are bits of the fraction.
+// The exponent and the first `fraction` bits of the fraction, as one number, of a float >= 0 with
+// these bits: rounded stochastically, by adding as many bits of noise as are cut off. Infinity
+// stays infinite and NaN NaN, if there are bits of the fraction.
 __device__ __forceinline__ u32 upper_of(u32 bits, u32 noise, int fraction) {
     const int shift = FRACTION - fraction;
     if (bits >= INFINITE) return (bits > INFINITE ? 0x7FC00000u : INFINITE) >> shift;
     return bits + (noise & (1u << shift) - 1) >> shift;  // 0 gives 0
 }
 
-// `base`, where the block's largest element has this exponent: the largest `upper` with it, all
-// `fraction` bits 1, gets the code TOP. At least 0.
+// `base` (code = upper - base), where the block's largest element has this exponent: the largest
+// `upper` with it, all `fraction` bits 1, gets the code TOP. At least 0.
 template <int TOP>
 __device__ __forceinline__ u32 base_of(u32 exponent, int fraction) {
     const int base = static_cast<int>((exponent << fraction) + (1u << fraction) - 1) - TOP;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void copy_bytes(const u8* from, u8* to, i64 first, i6
 
 // Two formats, EightBits and FourBits, with these functions. m and v are the arrays of bytes of
 // first and second moments of n elements; a lane has elements [i, i + WIDTH); all lanes of a warp
-// call them.
+// call them. ARE_VECS: all these exist, and bytes are accessed in vectors.
 //     load      decodes to mean and square
 //     store     encodes mean and square, by the noise of each element; either array may be null
 //     stay      copies the codes of elements [first, end), for a step that is skipped; first is a
@@ -127,7 +127,7 @@ __device__ __forceinline__ void copy_bytes(const u8* from, u8* to, i64 first, i6
 // of m: bit 7 the sign; the rest is 0 for 0, else counts floats of FIRST_BITS bits of the fraction
 // from 2^(least - BIAS) on, over OCTAVES powers of two, up to TOP.
 struct EightBits {
-    static constexpr u32 TOP = 127;
+    static constexpr u32 TOP = 127;  // the largest code of |m|
 
     // The exponent of the least first moment with a code, beside this second one: the largest
     // code's is ROOM powers of two above the root.
@@ -144,6 +144,7 @@ struct EightBits {
             const float share = fabsf(mean) * power(FRACTION + 2 * BIAS - least);
             code = static_cast<u32>(share) > draw;
         } else {
+            // Rounds stochastically to FIRST_BITS bits of the fraction: adds noise, cuts 20 bits.
             const u32 upper = size + (draw >> FIRST_BITS) >> FRACTION - FIRST_BITS;
             code = min(upper - (least << FIRST_BITS) + 1, TOP);
         }
@@ -155,7 +156,7 @@ struct EightBits {
         const float size = decoded(code & TOP, base, FIRST_BITS);
         return __uint_as_float(__float_as_uint(size) | (code > TOP ? SIGN : 0));
     }
-    // Decodes the lane's moments.
+    // mean, square = the lane's decoded moments. ARE_VECS: all its elements exist.
     template <bool ARE_VECS>
     static __device__ __forceinline__ void load(const u8* m, const u8* v, i64 i, i64 n,
                                                 Floats& mean, Floats& square) {
@@ -168,8 +169,9 @@ struct EightBits {
             mean[k] = first_of(first.at[k], square[k]);
         }
     }
-    // Encodes the lane's moments. The largest second moment of the warp gives the block's exponent;
-    // first moments are relative to the second ones as decoded.
+    // Encodes the lane's moments; noises[k]: 32 random bits of element i + k. The largest second
+    // moment of the warp gives the block's exponent; first moments are relative to the second ones
+    // as decoded.
     template <bool ARE_VECS>
     static __device__ __forceinline__ void store(u8* m, u8* v, i64 i, i64 n, const Floats& mean,
                                                  const Floats& square, const Bits& noises) {
@@ -196,7 +198,8 @@ struct EightBits {
         put_bytes<ARE_VECS>(v, i, n, second);
         if (threadIdx.x % WARP == 0) v[n + i / CODED_BLOCK] = static_cast<u8>(exponent);
     }
-    // Copies the codes of elements [first, end), with the exponents of their blocks.
+    // Copies the codes of elements [first, end) of n, with the exponents of their blocks, from m
+    // and v to new_m and new_v.
     static __device__ __forceinline__ void stay(const u8* m, const u8* v, u8* new_m, u8* new_v,
                                                 i64 first, i64 end, i64 n) {
         copy_bytes(m, new_m, first, end);
@@ -229,7 +232,8 @@ struct FourBits {
     static __device__ __forceinline__ i64 scale_of(i64 i, i64 n) {
         return (n + 1) / 2 + 2 * (i / CODED_BLOCK);
     }
-    // Decodes the lane's moments; those of elements from n on are 0.
+    // mean, square = the lane's decoded moments; those of elements from n on are 0. ARE_VECS: all
+    // exist.
     template <bool ARE_VECS>
     static __device__ __forceinline__ void load(const u8* m, const u8* v, i64 i, i64 n,
                                                 Floats& mean, Floats& square) {
@@ -248,9 +252,9 @@ struct FourBits {
             mean[k] = i + k < n ? code > LEVELS ? -size : size : 0;
         }
     }
-    // codes = the lane's codes of second moments. Returns the two bytes of the block, {exponent,
-    // fraction}: the most bits of the fraction with which no element of the warp but 0 is below
-    // code 1; with 0 bits such elements get code 1.
+    // codes = the lane's codes of second moments `square`, rounded by `noises`. Returns the two
+    // bytes of the block, {exponent, fraction}: the most bits of the fraction with which no element
+    // of the warp but 0 is below code 1; with 0 bits such elements get code 1.
     static __device__ __forceinline__ Vec<u8, 2> second_codes(const Floats& square,
                                                               const Bits& noises, Bits& codes) {
         int fraction = MOST_BITS;
@@ -276,10 +280,10 @@ struct FourBits {
         }
         return {static_cast<u8>(exponent), static_cast<u8>(fraction)};
     }
-    // Encodes the lane's moments. A first moment's ratio is |m| over the power of two below the
-    // root of v; part = the block's largest ratio / LEVELS, cut to a bfloat16; the level is ratio /
-    // part, rounded stochastically. Where the largest ratio is below 2^LEAST_EXPONENT, part and
-    // levels are 0.
+    // Encodes the lane's moments; noises[k]: 32 random bits of element i + k. A first moment's
+    // ratio is |m| over the power of two below the root of v; part = the block's largest ratio /
+    // LEVELS, cut to a bfloat16; the level is ratio / part, rounded stochastically. Where the
+    // largest ratio is below 2^LEAST_EXPONENT, part and levels are 0.
     template <bool ARE_VECS>
     static __device__ __forceinline__ void store(u8* m, u8* v, i64 i, i64 n, const Floats& mean,
                                                  const Floats& square, const Bits& noises) {
@@ -318,7 +322,8 @@ struct FourBits {
         m[scale] = static_cast<u8>(bits);
         m[scale + 1] = static_cast<u8>(bits >> 8);
     }
-    // Copies the codes of elements [first, end), with the two bytes of each of their blocks.
+    // Copies the codes of elements [first, end) of n, with the two bytes of each of their blocks,
+    // from m and v to new_m and new_v.
     static __device__ __forceinline__ void stay(const u8* m, const u8* v, u8* new_m, u8* new_v,
                                                 i64 first, i64 end, i64 n) {
         const i64 last = (end + 1) / 2, scales = scale_of(first, n);

@@ -10,7 +10,8 @@
 // again for gradients. Sums have a fixed order.
 //
 // facts::Problem states the shapes of q, k, v and mask; y and dy are like q with v's width, lse and
-// slopes are (batch, heads, queries), ds is (batch, heads, queries, keys). mask may be null; so may
+// slopes are (batch, heads, queries), ds is (batch, heads, queries, keys). mask is of bools, true
+// for keys that are seen, or, if problem.mask is ADDENDS, of T, added to S; it may be null. So may
 // lengths, the number of keys of each batch entry. Null outputs are not written.
 #include "attention/scores.cuh"
 
@@ -88,8 +89,9 @@ struct Forward {
             for (int half = 0; half < 2; ++half) largest[m][half] = -infinity(), total[m][half] = 0;
     }
     // Adds a tile of keys: `scores` of the warp's queries with them, which become p; `values`,
-    // their rows of V in shared memory. factor: see factor_of. Where a row's maximum grows, its
-    // sums so far are multiplied by `before` = e^(old maximum - new one).
+    // their rows of V in shared memory. factor: by which scores are multiplied before power. Where
+    // a row's maximum grows, its sums so far are multiplied by `before` = e^(old maximum - new
+    // one).
     __device__ __forceinline__ void include(Sums<BANDS, LENGTH>& scores, const T* values,
                                             Sum factor) {
 #pragma unroll
@@ -120,8 +122,8 @@ struct Forward {
     }
 };
 
-// The sum of a[i] b[i] for i < width, in each of the four lanes of a row; a and b are in global
-// memory. Each lane reads every fourth vector.
+// The sum of a[i] b[i] for i < width, in each of four neighbouring lanes, which pass the same a and
+// b, rows in global memory. Each lane reads every fourth vector.
 __device__ __forceinline__ Sum product_of_rows(const T* a, const T* b, int width) {
     Sum sum = 0;
     for (int first = threadIdx.x % 4 * WIDTH; first < width; first += 4 * WIDTH) {
@@ -133,8 +135,9 @@ __device__ __forceinline__ Sum product_of_rows(const T* a, const T* b, int width
     return sum_of_row(sum);
 }
 
-// Writes the warp's tile of dS: ds[query + row][key + column] = steps of that row and column, where
-// both exist; `query` and `key` are the first of the tile, in the head's part of ds.
+// Writes the warp's tile of dS, BANDS x 16 queries by N keys: ds[query + row][key + column] = steps
+// of that row and column, where both exist; `query` and `key` are the first of the tile, in the
+// head's part of ds.
 template <int BANDS, int N>
 __device__ __forceinline__ void store_steps(T* ds, const Head& head, int query, int key,
                                             const Sums<BANDS, N>& steps) {
@@ -183,8 +186,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             const T* const tile = tiles + stage * 2 * LENGTH * PITCH;
             Sums<FORWARD_BANDS, LENGTH> scores;
             multiply_rows<FORWARD_BANDS, LENGTH>(scores, q_tile + warp_row * PITCH, tile);
-            score<false, FORWARD_BANDS, LENGTH>(scores, head, mask, first_query + warp_row,
-                                                i * LENGTH, [](int, int, int, Sum) {});
+            score</*BY_KEYS=*/false, FORWARD_BANDS, LENGTH>(scores, head, mask,
+                                                            first_query + warp_row, i * LENGTH,
+                                                            /*bent=*/[](int, int, int, Sum) {});
             rule.include(scores, tile + LENGTH * PITCH, factor);
         });
 
@@ -207,10 +211,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                               });
 }
 
-// Writes slopes[query] = sum of dy y, and dq, of ROWS queries of a head; blocks are as in the
-// forward kernel. ds, where it is not null, takes the gradient of the softcapped scores, to which
-// the mask is added: 0 for keys that a causal query does not see. Shared memory: the block's rows
-// of Q and dY, then STAGES pairs of tiles {K, V}.
+// Writes slopes[query] = sum of dy y, and dq, of ROWS queries of a head. There is a block for each
+// ROWS queries of each batch entry and head, the last queries first. ds, where it is not null,
+// takes the gradient of the softcapped scores, to which the mask is added: 0 for keys that a causal
+// query does not see. Shared memory: the block's rows of Q and dY, then STAGES pairs of tiles {K,
+// V}.
 extern "C" __global__ void __launch_bounds__(THREADS, MORE_RESIDENT)
     attention__gradient_of_queries(const T* dy, const T* q, const T* k, const T* v, const T* y,
                                    const ACC* lse, const void* mask, const i64* lengths, T* dq,
@@ -270,10 +275,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MORE_RESIDENT)
                                              tile + LENGTH * PITCH);
                 for_each<BANDS, LENGTH>(
                     [&](int m, int n, int i, int, int) { steps[m][n][i] -= slope[m][i / 2]; });
-                score<false, BANDS, LENGTH>(scores, head, mask, row, i * LENGTH,
-                                            [&](int m, int n, int i, Sum bend) {
-                                                if (pass == 1) steps[m][n][i] *= bend;
-                                            });
+                score</*BY_KEYS=*/false, BANDS, LENGTH>(scores, head, mask, row, i * LENGTH,
+                                                        [&](int m, int n, int i, Sum bend) {
+                                                            if (pass == 1) steps[m][n][i] *= bend;
+                                                        });
                 for_each<BANDS, LENGTH>([&](int m, int n, int i, int, int) {
                     steps[m][n][i] *= power(scores[m][n][i] * factor - logarithm[m][i / 2]);
                 });
@@ -346,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             multiply_rows<BANDS, LENGTH>(steps, v_tile + warp_row * PITCH, tile + LENGTH * PITCH);
             for_each<BANDS, LENGTH>(
                 [&](int m, int n, int i, int, int column) { steps[m][n][i] -= slope[column]; });
-            score<true, BANDS, LENGTH>(
+            score</*BY_KEYS=*/true, BANDS, LENGTH>(
                 scores, head, mask, first_key + warp_row, (first + i % n_tiles) * LENGTH,
                 [&](int m, int n, int i, Sum bend) { steps[m][n][i] *= bend; });
             for_each<BANDS, LENGTH>([&](int m, int n, int i, int, int column) {

@@ -33,8 +33,9 @@ struct Head {
     int limit;        // keys from this one on are seen by no query
     int offset;       // query i sees keys 0 .. i + offset, if it is causal
 
-    // Head `number` % heads of batch entry `number` / heads. lengths: null, or the number of keys
-    // of each batch entry; the last query then sees up to the last of them.
+    // Head `number` % heads of batch entry `number` / heads. heads: of a batch entry. lengths:
+    // null, or the number of keys of each batch entry; the last query then sees up to the last of
+    // them.
     __device__ Head(const Problem& of, const i64* lengths, int number, int heads)
         : problem(of), batch(number / heads), head(number % heads), limit(of.keys), offset(0) {
         if (lengths != nullptr) {
@@ -45,8 +46,8 @@ struct Head {
         }
         if (of.mask != NO_MASK) limit = min(limit, of.mask_keys);
     }
-    // Where the n rows of `width` elements of head `number` lie in an array (batch, heads, n,
-    // width), or, if is_flat, (batch, n, heads * width).
+    // Where the n rows of `width` elements of head `number` of `heads` lie in an array (batch,
+    // heads, n, width), or, if is_flat, (batch, n, heads * width).
     __device__ Rows rows(int heads, int number, int n, int width) const {
         const i64 before = static_cast<i64>(batch) * heads * n * width;
         if (problem.is_flat)
@@ -66,7 +67,7 @@ struct Head {
     __device__ i64 place(int query) const {
         return (static_cast<i64>(batch) * problem.heads + head) * problem.queries + query;
     }
-    // The query sees keys 0 .. bound - 1 (beside what `mask` hides).
+    // Returns how many keys, the first ones, the query sees, but for those that `mask` hides.
     __device__ int bound(int query) const {
         if (query >= problem.queries) return 0;
         return problem.is_causal ? min(limit, query + offset + 1) : limit;
@@ -75,17 +76,18 @@ struct Head {
     __device__ bool are_seen(int query, int n_queries, int key, int n_keys) const {
         return key + n_keys <= min(bound(query), bound(query + n_queries - 1));
     }
-    // None of n_queries queries from `query` on sees key `end` or a later one.
+    // The first key that none of n_queries queries from `query` on sees, nor any later one.
     __device__ int end(int query, int n_queries) const {
         return problem.is_causal ? min(limit, query + n_queries + offset) : limit;
     }
 };
 
-// Turns a warp's products of queries and keys into scores in place, in units of 1 / UNIT (see
-// above); -inf for a pair that is not seen or is masked. BY_KEYS: rows are keys, columns queries;
-// else the other way round. first_row, first_column: numbers of the tile's first query and key.
-// Where there is a softcap, calls bent(m, n, i, slope) for each product, slope = the derivative of
-// softcap tanh(x / softcap) by x = 1 - tanh^2.
+// Turns a warp's products of BANDS x 16 rows and N columns, of the batch entry and head `head`,
+// into scores in place, times UNIT unless PLAIN; -inf for a pair that is not seen or is masked.
+// BY_KEYS: rows are keys, columns queries; else the other way round. first_row, first_column:
+// numbers of the tile's first row and column (query or key). Where there is a softcap, calls
+// bent(m, n, i, slope) for each product, slope = the derivative of softcap tanh(x / softcap) by x =
+// 1 - tanh^2.
 template <bool BY_KEYS, int BANDS, int N, class Bent>
 __device__ __forceinline__ void score(Sums<BANDS, N>& products, const Head& head, const void* mask,
                                       int first_row, int first_column, const Bent& bent) {

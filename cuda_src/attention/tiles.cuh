@@ -29,7 +29,7 @@ template <int BANDS, int N>
 using Sums = Sum[BANDS][N / 8][4];
 
 // Calls each(m, n, i, row, column) for the lane's elements [m][n][i] of Sums, at (row, column) of
-// the warp's.
+// the warp's BANDS x 16 rows and N columns.
 template <int BANDS, int N, class Each>
 __device__ __forceinline__ void for_each(const Each& each) {
     const int lane = threadIdx.x % WARP, row = lane / 4, column = lane % 4 * 2;
@@ -109,18 +109,18 @@ template <int BANDS, int N>
 __device__ __forceinline__ void multiply_rows(Sums<BANDS, N>& products, const T* x, const T* y) {
     for_each<BANDS, N>([&](int m, int n, int i, int, int) { products[m][n][i] = 0; });
     if constexpr (FRAGMENTS) {
-        const T* const of_x = x + tensor_core::place_in_a<T, true>(PITCH);
-        const T* const of_y = y + tensor_core::place_in_b<T, true>(PITCH);
+        const T* const of_x = x + tensor_core::place_in_a<T, /*BY_ROWS=*/true>(PITCH);
+        const T* const of_y = y + tensor_core::place_in_b<T, /*BY_COLUMNS=*/true>(PITCH);
 #pragma unroll
         for (int k = 0; k < HEAD; k += 16) {
             tensor_core::A a[BANDS];
 #pragma unroll
             for (int m = 0; m < BANDS; ++m)
-                tensor_core::load_a<true>(of_x + m * BAND * PITCH + k, PITCH, a[m]);
+                tensor_core::load_a</*BY_ROWS=*/true>(of_x + m * BAND * PITCH + k, PITCH, a[m]);
 #pragma unroll
             for (int n = 0; n < N / 16; ++n) {
                 tensor_core::B b, next;
-                tensor_core::load_b<true>(of_y + n * 16 * PITCH + k, PITCH, b, next);
+                tensor_core::load_b</*BY_COLUMNS=*/true>(of_y + n * 16 * PITCH + k, PITCH, b, next);
 #pragma unroll
                 for (int m = 0; m < BANDS; ++m) {
                     tensor_core::multiply<T>(products[m][2 * n], a[m], b);
@@ -168,7 +168,7 @@ template <int BANDS, int N>
 __device__ __forceinline__ void add_products(Sums<BANDS, HEAD>& sums, const Sums<BANDS, N>& p,
                                              const T* y) {
     if constexpr (FRAGMENTS) {
-        const T* const of_y = y + tensor_core::place_in_b<T, false>(PITCH);
+        const T* const of_y = y + tensor_core::place_in_b<T, /*BY_COLUMNS=*/false>(PITCH);
 #pragma unroll
         for (int k = 0; k < N / 16; ++k) {
             tensor_core::A a[BANDS];
@@ -179,7 +179,8 @@ __device__ __forceinline__ void add_products(Sums<BANDS, HEAD>& sums, const Sums
 #pragma unroll
             for (int n = 0; n < HEAD / 16; ++n) {
                 tensor_core::B b, next;
-                tensor_core::load_b<false>(of_y + k * 16 * PITCH + n * 16, PITCH, b, next);
+                tensor_core::load_b</*BY_COLUMNS=*/false>(of_y + k * 16 * PITCH + n * 16, PITCH, b,
+                                                          next);
 #pragma unroll
                 for (int m = 0; m < BANDS; ++m) {
                     tensor_core::multiply<T>(sums[m][2 * n], a[m], b);

@@ -26,6 +26,8 @@
 //     residual       if RELU is 1, y = relu(normalized x + residual); null for none
 //     y, residual_grad   of the gradient, if RELU is 1: relu's output; the residual's gradient
 //     n              elements of a channel
+//     rule           epsilon, added to variances; momentum and rest = 1 - momentum, of the running
+//                    statistics before and of these; unbiased, running_var is of n - 1
 #include "algorithm/transpose.cuh"
 #include "batch_norm/columns.cuh"
 #include "batch_norm/operators.cuh"
@@ -76,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm__channe
     const __grid_constant__ Schedule schedule, const T* residual) {
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule, residual);
-    by_schedule(op, InPieces<Normalization, vec::WIDTH<T>>{op, pieces}, schedule,
+    by_schedule(op, InPieces<Normalization, /*W=*/vec::WIDTH<T>>{op, pieces}, schedule,
                 {partials, coefficients, {counters}});
 }
 
@@ -91,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm__single
     const __grid_constant__ Schedule schedule, const T* residual) {
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule, residual);
-    by_schedule(op, InPieces<Normalization, 1>{op, pieces}, schedule,
+    by_schedule(op, InPieces<Normalization, /*W=*/1>{op, pieces}, schedule,
                 {partials, coefficients, {counters}});
 }
 
@@ -108,8 +110,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                              const T* residual) {
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule, residual);
-    by_schedule(op, InColumns<Normalization, false>{op, columns, nullptr, {}}, schedule,
-                {partials, coefficients, {counters}});
+    by_schedule(
+        op, InColumns<Normalization, /*RINGS=*/false>{op, columns, /*ring=*/nullptr, /*place=*/{}},
+        schedule, {partials, coefficients, {counters}});
 }
 
 // y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. x is a matrix of
@@ -127,9 +130,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     if constexpr (sizeof(T) == 2) {
         const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                       running_var, saved_mean, saved_inv_std, half, rule, residual);
-        by_own_parts(op,
-                     InColumns<Normalization, true>{op, columns, ring, async_copy::place_of(ring)},
-                     schedule, {partials, coefficients, {counters}}, before);
+        by_own_parts(
+            op,
+            InColumns<Normalization, /*RINGS=*/true>{op, columns, ring, async_copy::place_of(ring)},
+            schedule, {partials, coefficients, {counters}}, before);
     }
 }
 
@@ -185,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm__gradie
     const __grid_constant__ Schedule schedule, const T* y, T* residual_grad) {
     const auto op = gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad,
                              half, n, y, residual_grad);
-    by_schedule(op, InPieces<Gradient, vec::WIDTH<T>>{op, pieces}, schedule,
+    by_schedule(op, InPieces<Gradient, /*W=*/vec::WIDTH<T>>{op, pieces}, schedule,
                 {partials, coefficients, {counters}});
 }
 
@@ -201,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const __grid_constant__ Schedule schedule, const T* y, T* residual_grad) {
     const auto op = gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad,
                              half, n, y, residual_grad);
-    by_schedule(op, InPieces<Gradient, 1>{op, pieces}, schedule,
+    by_schedule(op, InPieces<Gradient, /*W=*/1>{op, pieces}, schedule,
                 {partials, coefficients, {counters}});
 }
 
@@ -216,8 +220,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm__gradient_of
     const __grid_constant__ Schedule schedule, const T* y, T* residual_grad) {
     const auto op = gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad,
                              half, n, y, residual_grad);
-    by_schedule(op, InColumns<Gradient, false>{op, columns, nullptr, {}}, schedule,
-                {partials, coefficients, {counters}});
+    by_schedule(op,
+                InColumns<Gradient, /*RINGS=*/false>{op, columns, /*ring=*/nullptr, /*place=*/{}},
+                schedule, {partials, coefficients, {counters}});
 }
 
 // dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
@@ -236,8 +241,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     if constexpr (sizeof(T) == 2) {
         const auto op = gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad,
                                  half, n, y, residual_grad);
-        by_own_parts(op, InColumns<Gradient, true>{op, columns, ring, async_copy::place_of(ring)},
-                     schedule, {partials, coefficients, {counters}}, before);
+        by_own_parts(
+            op, InColumns<Gradient, /*RINGS=*/true>{op, columns, ring, async_copy::place_of(ring)},
+            schedule, {partials, coefficients, {counters}}, before);
     }
 }
 
@@ -272,8 +278,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     in_shared<vec::WIDTH<T> / 2>(op, tiles, shared);
 }
 
-// to[n][j][i] = from[n][i][j], i < height, j < width: changes dY to the layout of X where the two
-// differ (channels first or last), and dX back. A block has one tile.
+// to[n][j][i] = from[n][i][j], i < height, j < width (elements): changes dY to the layout of X
+// where the two differ (channels first or last), and dX back. A block has one tile.
 extern "C" __global__ void __launch_bounds__(facts::TRANSPOSING_THREADS)
     batch_norm__transpose(const T* from, T* to, i64 height, i64 width) {
     transpose::swap_last(from, to, height, width);

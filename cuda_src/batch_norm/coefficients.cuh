@@ -53,8 +53,8 @@ template <class Op>
 using OpCoefficients = Coefficients<typename Op::A>;
 
 // The result of element i of the thread's slot u: Op::map of that element of each input array,
-// Op::READ of them: (x), (x, dY), or with relu (x, dY masked by Y). rows: a thread's elements in
-// registers.
+// Op::READ of them: (x), (x, dY), or with relu (x, dY masked by Y). coefs: of the element's
+// channel; rows: the thread's elements in registers.
 template <class Op, class Rows>
 __device__ typename Op::A map_element(const OpCoefficients<Op>& coefs, const Rows& rows, int u,
                                       int i) {

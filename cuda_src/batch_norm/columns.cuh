@@ -62,8 +62,9 @@ struct Place {
     }
 };
 
-// Writes the thread's columns of one row to `to`: all W as a vector if `aligned`, else the first
-// n_columns one by one. Evict-first, as the caches are for elements that are read again.
+// Writes `values`, rounded, of the thread's columns of one row to `to`: all W as a vector if
+// `aligned`, else the first n_columns one by one. Evict-first, as the caches are for elements that
+// are read again.
 template <class T, int W>
 __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&values)[W]) {
     const auto rounded = vec::from_acc<T>(values);
@@ -129,9 +130,9 @@ struct InColumns {
             // Evict-first for rows that are not read again soon. With 2-byte types a second load in
             // the first pass would spill registers.
             if (LAST || (sizeof(T) > 2 && left > columns.cached))
-                rows.template load<true>(op.arrays, element, pitch, columns.aligned);
+                rows.template load</*STREAMING=*/true>(op.arrays, element, pitch, columns.aligned);
             else
-                rows.template load<false>(op.arrays, element, pitch, columns.aligned);
+                rows.template load</*STREAMING=*/false>(op.arrays, element, pitch, columns.aligned);
             use(rows, element, pitch);
             if (!LAST) element += DEPTH * pitch;
         }
@@ -140,7 +141,7 @@ struct InColumns {
     __device__ i64 pitch_of(const Place<COLUMNS>& at) const {
         return at.rows_on * columns.n_channels * columns.length;
     }
-    // A Ring of rows [first, end) of the thread.
+    // A Ring of rows [first, end) of the thread, whose place in the tile is `at`.
     template <bool LAST>
     __device__ Ring<Op, LAST> ring_of(const Place<COLUMNS>& at, i32 first, i32 end) const {
         const i64 pitch = pitch_of(at);
@@ -149,19 +150,20 @@ struct InColumns {
     // For schedule.cuh's Finish, which adds up parts with width x height threads, one for each of
     // the tile's channels along x: the reduction over threads with the same x.
     __device__ OverColumns<A> over(u32 x, u32 y, u32 width, u32 height, A* shared) const {
-        return {x, y, width, height, width, 1, shared};
+        return {x, y, width, height, /*n_columns=*/width, /*length=*/1, shared};
     }
-    // Writes the sums of the part, for each channel of the tile, to `partials`: field k of channel
-    // c at k * channels(tile) + c.
+    // Writes the sums of rows of part `part`, for each channel of tile `tile`, to `partials`: field
+    // k of channel c at k * channels(tile) + c.
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
         const Place<COLUMNS> at(columns, tile, part);
         sum_rows(at, tile, partials, shared, [&](const auto& use) {
             if constexpr (RINGS) {
-                auto rows = ring_of<false>(at, 0, at.n_rows);
+                auto rows = ring_of</*LAST=*/false>(at, 0, at.n_rows);
                 rows.begin();
                 rows.go_on([&](const auto& some, i64, i64, auto any) { use(some, any); });
             } else {
-                visit<false>(at, [&](const auto& some, i64, i64) { use(some, Any<true>{}); });
+                visit</*LAST=*/false>(at,
+                                      [&](const auto& some, i64, i64) { use(some, Any<true>{}); });
             }
         });
     }
@@ -192,8 +194,8 @@ struct InColumns {
             if (leads) sums.column(i).store(partials + channel, at.n_channels);
         });
     }
-    // Writes the results of the part. wait() returns when the tile's coefficients are in memory;
-    // then load_coefs(channel) returns those of a channel.
+    // Writes the results of part `part` of tile `tile`. wait() returns when the tile's coefficients
+    // are in memory; then load_coefs(channel) returns those of a channel.
     template <class Wait, class LoadCoefs>
     __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
                           const LoadCoefs& load_coefs) const {
@@ -201,20 +203,22 @@ struct InColumns {
         OpCoefficients<Op> coefs[COLUMNS];
         wait();
         fetch(coefs, at, tile, shared, load_coefs);
-        visit<true>(at, [&](const auto& some, i64 element, i64 pitch) {
+        visit</*LAST=*/true>(at, [&](const auto& some, i64 element, i64 pitch) {
             write_rows(coefs, some, element, pitch, columns.aligned);
         });
     }
-    // Writes the results of the part, as above, but by a Ring. resident: the last rows are still in
-    // shared memory, as this is the part that the block summed last.
+    // Writes the results of part `part` of tile `tile`, read by a Ring. resident: its last rows are
+    // still in shared memory, as this is the part that the block summed last. wait() returns when
+    // the tile's coefficients are in memory; then load_coefs(channel) returns those of a channel.
     template <class Wait, class LoadCoefs>
     __device__ void apply(u32 tile, u32 part, bool resident, A* shared, const Wait& wait,
                           const LoadCoefs& load_coefs) const {
         const Place<COLUMNS> at(columns, tile, part);
         const i32 n = at.n_rows,
                   overwritten =
-                      resident ? Ring<Op, true>::count_overwritten(n, columns.ring_groups) : n;
-        auto rows = ring_of<true>(at, 0, overwritten);
+                      resident ? Ring<Op, /*LAST=*/true>::count_overwritten(n, columns.ring_groups)
+                               : n;
+        auto rows = ring_of</*LAST=*/true>(at, 0, overwritten);
         if (resident)
             rows.begin_with_resident(at.element(columns) + overwritten * pitch_of(at), overwritten,
                                      n - overwritten);
@@ -224,11 +228,11 @@ struct InColumns {
         wait();
         fetch(coefs, at, tile, shared, load_coefs);
         rows.go_on([&](const auto& some, i64 element, i64 pitch, auto) {
-            write_rows(coefs, some, element, pitch, true);
+            write_rows(coefs, some, element, pitch, /*aligned=*/true);
         });
     }
     // coefs[i] = coefficients of the thread's column i. Thread c loads those of channel c of the
-    // tile, and passes them on in shared memory.
+    // tile by load_coefs(channel), and passes them on in shared memory.
     template <class LoadCoefs>
     __device__ void fetch(OpCoefficients<Op> (&coefs)[COLUMNS], const Place<COLUMNS>& at, u32 tile,
                           A* shared, const LoadCoefs& load_coefs) const {

@@ -17,8 +17,8 @@ using namespace batch_norm::sums;
 using slots::T;
 using A = Acc<T>;
 
-// An array with one number a channel, or null. Its type is known at run time, so that kernels are
-// not compiled for each combination of types.
+// An array with one number a channel, of type T if is_half, else A; or null. Its type is known at
+// run time, so that kernels are not compiled for each combination of types.
 struct ByChannel {
     void* array;
     bool is_half;
@@ -28,7 +28,7 @@ struct ByChannel {
         return is_half ? static_cast<A>(to_acc(static_cast<const T*>(array)[i]))
                        : static_cast<const A*>(array)[i];
     }
-    // Writes the number of channel i; nothing if the array is null.
+    // Writes `value` as the number of channel i; nothing if the array is null.
     __device__ void store(i64 i, A value) const {
         if (array && is_half)
             static_cast<T*>(array)[i] = from_acc<T>(value);
@@ -37,7 +37,7 @@ struct ByChannel {
     }
 };
 
-// 1 / sqrt(variance + epsilon).
+// 1 / sqrt(variance + rule.epsilon).
 __device__ __forceinline__ A inv_std(const Rule& rule, A variance) {
     return 1 / step::square_root(variance + static_cast<A>(rule.epsilon));
 }
@@ -80,7 +80,8 @@ struct Normalization {
                                              A variance) const {
         return {reference, offset, inputs.first * inv_std(rule, variance), inputs.second};
     }
-    // Coefficients by the channel's own mean and variance; `sums` are of x - reference.
+    // Coefficients by the channel's own mean and variance; `sums` are of x - reference, inputs =
+    // {scale, bias}.
     __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Moments<A>& sums,
                                             A reference) const {
         return from_variance(inputs, reference, sums.mean(),
@@ -106,19 +107,21 @@ struct Normalization {
         running_mean.store(channel, running(input_mean[channel], mean, sums.n));
         running_var.store(channel, running(input_var[channel], corrected, sums.n));
     }
-    // momentum * before + rest * now, or `before` of a channel without elements.
+    // A running statistic after this step: momentum * before + rest * now, or `before` of a channel
+    // without elements (n = 0).
     __device__ A running(A before, A now, A n) const {
         const A momentum = static_cast<A>(rule.momentum), rest = static_cast<A>(rule.rest);
         return n > 0 ? momentum * before + rest * now : before;
     }
-    // y of one element x.
+    // y of one element x of a channel with these coefficients, before relu.
     static __device__ A map(const Coefficients<A>& coefs, A x) {
         return (x - coefs.reference - coefs.offset) * coefs.factor + coefs.term;
     }
 };
 
 // dX = scale inv_std (dY - mean of dY - xhat mean of dY xhat), xhat = (X - mean) inv_std; if RELU
-// is 1, with dY masked by Y: 0 where relu gave 0. Members as of Normalization.
+// is 1, with dY masked by Y: 0 where relu gave 0. READ: number of input arrays; ADDS, MASKS:
+// whether a residual is added, dY masked; State: the sums of N channels.
 struct Gradient {
     using T = operators::T;
     using A = operators::A;
@@ -141,7 +144,8 @@ struct Gradient {
         return {scale[channel], inv_std[channel]};
     }
     // Coefficients of dX = ((dY - sum / n) - (X - mean) slope) scale inv_std, slope = inv_std^2
-    // product / n, with sum of dY and product = sum of dY (X - mean). inputs = {scale, inv_std}.
+    // product / n, with sum of dY and product = sum of dY (X - mean). inputs = {scale, inv_std};
+    // reference = mean.
     __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Slopes<A>& sums,
                                             A reference) const {
         const A inverse = inputs.second, count = static_cast<A>(n);
@@ -155,14 +159,16 @@ struct Gradient {
         scale_grad.store(channel, n > 0 ? sums.product[0] * inv_std[channel] : A(0));
         bias_grad.store(channel, sums.sum[0]);
     }
-    // dX of one element; dy is masked already.
+    // dX of one element of a channel with these coefficients; dy is masked already.
     static __device__ A map(const Coefficients<A>& coefs, A x, A dy) {
         return ((dy - coefs.offset) - (x - coefs.reference) * coefs.term) * coefs.factor;
     }
 };
 
-// Normalization of these arrays: `half.scale` says that scale and bias are of type T,
-// `half.statistics` that means, variances and inv_std are; else they are of type A.
+// Normalization of these arrays: input_* are the running statistics before, running_* after,
+// saved_* of x itself; residual is added before relu; outputs and residual may be null.
+// `half.scale` says that scale and bias are of type T, `half.statistics` that means, variances and
+// inv_std are; else they are of type A.
 __device__ Normalization normalization(const T* x, void* scale, void* bias, void* input_mean,
                                        void* input_var, T* y, void* running_mean, void* running_var,
                                        void* saved_mean, void* saved_inv_std, Halves half,
@@ -182,8 +188,10 @@ __device__ Normalization normalization(const T* x, void* scale, void* bias, void
             residual};
 }
 
-// Gradient of these arrays: `half.scale` says that scale and its and the bias's gradients are of
-// type T, `half.statistics` that mean and inv_std are; else they are of type A.
+// Gradient of these arrays: saved_* are the statistics of x, n the elements of a channel; y and
+// residual_grad are relu's output and the residual's gradient, if RELU is 1; outputs may be null.
+// `half.scale` says that scale and its and the bias's gradients are of type T, `half.statistics`
+// that mean and inv_std are; else they are of type A.
 __device__ Gradient gradient(const T* dy, const T* x, void* scale, void* saved_mean,
                              void* saved_inv_std, T* dx, void* scale_grad, void* bias_grad,
                              Halves half, i64 n, const T* y, T* residual_grad) {

@@ -34,7 +34,7 @@ struct Blocks {
     }
     // Sums item `number`: writes its sums to scratch.partials.
     __device__ void sum(u32 number) const {
-        const Item part = item(number, true);
+        const Item part = item(number, /*sums=*/true);
         const u32 tile = schedule.first_tile + part.tile;
         const i64 row = part.part * walk.n_channels() + walk.first_channel(tile);
         walk.sum(tile, part.part, scratch.partials + row * Op::template State<1>::FIELDS, shared);
@@ -42,7 +42,7 @@ struct Blocks {
     // Counts item `number` as summed; after the last part of a tile, computes its coefficients.
     // `last` is in shared memory.
     __device__ void finish(u32 number, bool& last) const {
-        const Item part = item(number, true);
+        const Item part = item(number, /*sums=*/true);
         const u32 tile = schedule.first_tile + part.tile;
         const Finish<Op, Walk> finish(op, walk, schedule, scratch, shared, tile);
         finish(part, last);
@@ -50,7 +50,7 @@ struct Blocks {
     // Writes the results of item `number`, after a wait for its tile's coefficients. resident: its
     // last rows are still in shared memory. If nothing was summed, coefficients follow from inputs.
     __device__ void apply(u32 number, bool resident) const {
-        const Item part = item(number, false);
+        const Item part = item(number, /*sums=*/false);
         walk.apply(
             schedule.first_tile + part.tile, part.part, resident, shared,
             [&] {
@@ -66,7 +66,9 @@ struct Blocks {
 
 // Sums the parts whose tickets the block takes, then applies the same parts in reverse order: the
 // one summed last still has rows in shared memory. If the schedule only applies, applies the parts
-// of its tickets.
+// of its tickets. op: the operator (operators.cuh); walk: how it goes over a part (InColumns);
+// scratch: partial sums, coefficients and counters; before[i]: set to the item that the same block
+// summed before item i, or NONE.
 template <class Op, class Walk>
 __device__ void by_own_parts(const Op& op, const Walk& walk, const Schedule& schedule,
                              const Scratch<typename Op::A>& scratch, u32* before) {

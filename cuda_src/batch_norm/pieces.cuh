@@ -103,7 +103,7 @@ struct Batch {
                     for (auto& word : registers[a][u].at) asm volatile("" : "+r"(word));
 #endif
     }
-    // Calls see(element of each array) for all elements, which are of one channel; see sums::show.
+    // Calls see(x), or in the gradient see(x, dY), for all elements, which are of one channel.
     template <class See>
     __device__ void each(int, const See& see) const {
         show<READ, DEPTH>(*this, 0, W, see);
@@ -122,8 +122,8 @@ constexpr int DEPTH =
 template <class Op, int W>
 using PieceBatch = Batch<typename Op::T, W, Op::READ, DEPTH<Op, W>>;
 
-// Writes the results of a batch, which was loaded from cursor `first` on. Residuals, where they are
-// added, are loaded SOME slots at a time.
+// Writes the results of a batch, which was loaded from cursor `first` on, by the operator `op` and
+// the channel's coefs. Residuals, where they are added, are loaded SOME slots at a time.
 template <class Op, int W>
 __device__ void write_batch(const Op& op, const OpCoefficients<Op>& coefs,
                             const PieceBatch<Op, W>& batch, const Cursor<W>& first,
@@ -162,8 +162,8 @@ __device__ void write_batch(const Op& op, const OpCoefficients<Op>& coefs,
     }
 }
 
-// Block c has channel c: reads its elements once, into registers, sums them, and writes results. W:
-// elements of a slot.
+// Block c has channel c: reads its elements once, into registers, sums them, and writes results, by
+// the operator `op`. W: elements of a slot.
 template <int W, class Op>
 __device__ void in_registers(const Op& op, const Pieces& pieces) {
     using A = typename Op::A;
@@ -173,7 +173,7 @@ __device__ void in_registers(const Op& op, const Pieces& pieces) {
     Cursor<W> cursor(pieces, channel, 0);
     const Cursor<W> first = cursor;
     PieceBatch<Op, W> batch;
-    batch.template load<true>(cursor, pieces, op.arrays);
+    batch.template load</*LAST=*/true>(cursor, pieces, op.arrays);
     typename Op::template State<1> sums;
     sums.include(batch, static_cast<A>(batch.n * W), references);
     batch.renew();
@@ -199,9 +199,11 @@ struct InPieces {
     __device__ i64 length() const { return pieces.length; }
     __device__ i64 first_channel(u32 tile) const { return tile; }
     __device__ u32 channels(u32) const { return 1; }
+    // The reduction that Finish adds up parts with: all threads have the tile's one channel.
     __device__ OverBlock<A> over(u32, u32, u32, u32, A* shared) const { return {shared}; }
 
-    // Writes the sums of the part to partials[0 .. FIELDS). shared: SHARED elements.
+    // Writes the sums of part `part` of channel `tile` to partials[0 .. FIELDS). shared: SHARED
+    // elements.
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
         const A references[1] = {op.reference(tile, pieces.length, pieces.n_slots)};
         Cursor<W> cursor(pieces, tile, part);
@@ -209,14 +211,15 @@ struct InPieces {
         PieceBatch<Op, W> batch;
 #pragma unroll 1
         do {
-            batch.template load<false>(cursor, pieces, op.arrays);
+            batch.template load</*LAST=*/false>(cursor, pieces, op.arrays);
             sums.include(batch, static_cast<A>(batch.n * W), references);
         } while (cursor.left > 0);
         sums.join(OverBlock<A>{shared});
         if (threadIdx.x == 0) sums.store(partials);
     }
-    // Writes the results of the part. wait() returns when the channel's coefficients are in memory;
-    // then load_coefs(channel) returns them. The first elements are loaded before that.
+    // Writes the results of part `part` of channel `tile`. wait() returns when the channel's
+    // coefficients are in memory; then load_coefs(channel) returns them. The first elements are
+    // loaded before that.
     template <class Wait, class LoadCoefs>
     __device__ void apply(u32 tile, u32 part, A*, const Wait& wait,
                           const LoadCoefs& load_coefs) const {
@@ -227,7 +230,7 @@ struct InPieces {
 #pragma unroll 1
         do {
             const Cursor<W> first = cursor;
-            batch.template load<true>(cursor, pieces, op.arrays);
+            batch.template load</*LAST=*/true>(cursor, pieces, op.arrays);
             if (waits) {
                 wait();
                 coefs = load_coefs(tile);

@@ -31,8 +31,8 @@ struct Residuals {
 
     Slot registers[DEPTH];
 
-    // Loads slot u, from index `element` of the array on, if it exists. Not aligned: only its first
-    // n_columns elements, one by one.
+    // Loads slot u of op.residual, from index `element` of the array on, if it exists. Not aligned:
+    // only its first n_columns elements, one by one.
     __device__ void load(const Op& op, int u, i64 element, bool exists, bool aligned = true,
                          u32 n_columns = W) {
         registers[u] = {};
@@ -55,9 +55,9 @@ struct Residuals {
     }
 };
 
-// Stores the results `values` of the thread's slot u at `to` by store(to, values), if op.result is
-// not null. In the gradient also the residual's gradient, masked dY, at index `element` of its
-// array, if that is not null; `values` are overwritten.
+// Stores the results `values` of the thread's slot u (of W elements, of `rows`) at `to` by
+// store(to, values), if op.result is not null. In the gradient also the residual's gradient, masked
+// dY, at index `element` of its array, if that is not null; `values` are overwritten.
 template <class Op, class Rows, int W, class Store>
 __device__ __forceinline__ void store_results(const Op& op, const Rows& rows, int u,
                                               typename Op::T* to, i64 element,

@@ -53,7 +53,8 @@ struct Rows {
     __device__ Acc<T> at(int array, int u, int i) const {
         return Unit::at(registers[array][u].at, i);
     }
-    // An element of column i of the first array.
+    // An element of column i of the first array; its second argument, for a batch without elements,
+    // is not needed.
     __device__ Acc<T> any_of(int i, Acc<T>) const { return at(0, 0, i); }
     // Calls see(element of each array) for the rows of column i; zeros if the column does not
     // exist.
@@ -63,7 +64,7 @@ struct Rows {
     }
 
   private:
-    // The slot at `from`; not aligned: its n_columns elements, then zeros.
+    // The slot at `from`; not aligned: its n_columns elements, then zeros. STREAMING: evict-first.
     template <bool STREAMING>
     __device__ Slot load_slot(const T* from, bool aligned) const {
         const auto* const slot = reinterpret_cast<const Slot*>(from);
@@ -110,8 +111,9 @@ struct Ring {
     i64 resident = 0;          // element of the first row left in the ring by the first pass
     i32 n_resident = 0;        // such rows; they are used before all others
 
-    // Row r < n begins at element + r * pitch of each array. LAST: `later` and `next` start at the
-    // end of the last row.
+    // memory: the ring of all threads, in shared memory; place: the same as a destination of
+    // copies. Row r < n of the thread begins at element + r * pitch of each array. LAST: `later`
+    // and `next` start at the end of the last row.
     __device__ Ring(const Op& op, const u8* memory, async_copy::Place place, const Columns& columns,
                     i64 element, i64 pitch, i32 n)
         : op(op),
@@ -146,9 +148,9 @@ struct Ring {
         // L2 is for rows that are read again soon; those that stay in the ring are not.
         const i32 before = n_later - static_cast<i32>(size) * DEPTH;
         if (!LAST && before > 0 && before <= cached)
-            copy_rows<ALL, false>(from, some);
+            copy_rows<ALL, /*STREAMING=*/false>(from, some);
         else
-            copy_rows<ALL, true>(from, some);
+            copy_rows<ALL, /*STREAMING=*/true>(from, some);
         async_copy::commit();
         later = LAST ? from : from + some * pitch;
         n_later -= some;
@@ -169,7 +171,7 @@ struct Ring {
     // Begins to copy the first RING_GROUPS groups.
     __device__ void begin() {
 #pragma unroll 1
-        for (int i = 0; i < RING_GROUPS; ++i) copy_group<false>();
+        for (int i = 0; i < RING_GROUPS; ++i) copy_group</*ALL=*/false>();
     }
     // Instead of `begin`, in the second pass: the last n rows, from `element` on, are still in the
     // ring, and are used first. The `overwritten` rows before them have to be copied again.
@@ -183,9 +185,9 @@ struct Ring {
     __device__ void go_on(const Use& use) {
 #pragma unroll 1
         while (n_resident > 0 || n_next > 0) {
-            use_group<false>(use);
+            use_group</*ALL=*/false>(use);
 #pragma unroll 1
-            while (n_resident <= 0 && n_later >= DEPTH) use_group<true>(use);
+            while (n_resident <= 0 && n_later >= DEPTH) use_group</*ALL=*/true>(use);
         }
     }
     // Waits for the next group, loads it into registers, begins to copy one more, and calls

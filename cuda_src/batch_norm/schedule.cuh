@@ -35,8 +35,8 @@ __device__ u32 count_tickets(const Schedule& schedule) {
     return schedule.n_items * (schedule.sums && schedule.applies ? 2 : 1);
 }
 
-// The item of a ticket, see the table above. Item i is part i % n_parts of tile i / n_parts. From
-// ticket `lag` on, even turns sum and odd ones apply, until all items are summed.
+// The item of a ticket. Item i is part i % n_parts of tile i / n_parts. From ticket `lag` on, even
+// turns sum and odd ones apply, until all items are summed.
 __device__ Item item_of(u32 ticket, const Schedule& schedule) {
     bool sums = schedule.sums;
     u32 item = ticket;
@@ -100,9 +100,10 @@ struct Counters {
     }
 };
 
-// Calls work(item) for each item that this block takes. The next ticket is taken before the work on
-// an item, to hide the latency of the atomic. `next` is in shared memory: two entries, one is
-// written while the other may still be read.
+// Calls work(item) for each item of the schedule that this block takes. The next ticket is taken
+// before the work on an item, to hide the latency of the atomic. counters.ticket() is the next
+// ticket of all blocks. `next` is in shared memory: two entries, one is written while the other may
+// still be read.
 template <class Work>
 __device__ void each_item(const Schedule& schedule, const Counters& counters, u32 (&next)[2],
                           const Work& work) {
@@ -149,8 +150,8 @@ struct Finish {
     u32 tile, width, height, x, y;
     A* partials;  // of the tile's first part
 
-    // Thread t has channel x = t % width of the tile's `width` channels, and every height-th part
-    // from y = t / width on; none where y is not below `height`.
+    // tile: its number among all tiles. Thread t has channel x = t % width of the tile's `width`
+    // channels, and every height-th part from y = t / width on; none where y is not below `height`.
     __device__ Finish(const Op& op, const Walk& walk, const Schedule& schedule,
                       const Scratch<A>& scratch, A* shared, u32 tile)
         : op(op), walk(walk), schedule(schedule), scratch(scratch), shared(shared), tile(tile) {
@@ -239,9 +240,10 @@ struct Finish {
     }
 };
 
-// A block's work in both passes. op: what is computed (operators.cuh). walk: which elements a part
-// has (InPieces or InColumns); walk.sum writes a part's sums to scratch.partials, Finish computes
-// scratch.coefficients from them, walk.apply writes the results of a part's elements.
+// A block's work in the passes that `schedule` has. op: what is computed (operators.cuh). walk:
+// which elements a part has (InPieces or InColumns); walk.sum writes a part's sums to
+// scratch.partials, Finish computes scratch.coefficients from them, walk.apply writes the results
+// of a part's elements.
 template <class Op, class Walk>
 __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& schedule,
                             const Scratch<typename Op::A>& scratch) {

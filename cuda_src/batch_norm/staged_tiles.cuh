@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Channels that fit into the shared memory of a block, which reads them once. As in columns.cuh the
-// array is a matrix, a channel is `length` of its columns, a tile some channels. A slot is W
-// neighbouring columns of a row, of at most two channels; it is copied and read by one thread.
+// Channels that fit into the shared memory of a block, which reads them once. The array is a
+// matrix, a channel is `length` of its columns, a tile some channels. A slot is W neighbouring
+// columns of a row, of at most two channels; it is copied and read by one thread.
 //
 // A thread uses the slots that it copied itself. When a slot is used for the last time, the copy of
 // a slot of a later tile to the same place begins: so global memory is busy all the time, except
@@ -15,7 +15,8 @@ namespace cto::batch_norm::staged_tiles {
 using namespace batch_norm::rows;
 using tile_place::Place;
 
-// async_copy::wait for `last` known at run time: waits for all groups but the last `last` ones.
+// async_copy::wait for `last` known at run time: waits for all groups of copies but the last `last`
+// ones, at most N.
 template <int N = MOST_GROUPS - 1>
 __device__ __forceinline__ void wait_but(int last) {
     if constexpr (N == 0)
@@ -85,7 +86,8 @@ struct InShared {
     u32 turn = 0;  // which copy of inputs and references is this tile's
     i32 head = 0;  // place in the ring of the tile's first row
 
-    // memory: the block's dynamic shared memory.
+    // op: the operator; tiles: sizes of the array, its tiles and the ring; memory: the block's
+    // dynamic shared memory.
     __device__ InShared(const Op& op, const StagedTiles& tiles, u8* memory)
         : op(op),
           tiles(tiles),
@@ -191,8 +193,8 @@ struct InShared {
             const i32 n = rest_of(tile, first);
 #pragma unroll 1
             for (i32 u = 0; u < n; ++u)
-                start<1, true>(at.element(tile) + (first + u) * at.pitch,
-                               group * tiles.group_rows + u, 1);
+                start<1, /*ALL=*/true>(at.element(tile) + (first + u) * at.pitch,
+                                       group * tiles.group_rows + u, 1);
             async_copy::commit();
             first += tiles.group_rows;
             if (first >= tiles.tile_groups * tiles.group_rows) first = 0, tile += gridDim.x;
@@ -209,7 +211,7 @@ struct InShared {
     __device__ A reference(u32 tile, u32 channel) const {
         return op.reference(at.first_channel(tile) + channel, tiles.length, tiles.n_rows);
     }
-    // The thread's sums over its rows of the tile, group by group as copies arrive.
+    // sums = the thread's sums over its rows of the tile, group by group as copies arrive.
     __device__ void sum(u32 tile, Sums& sums) const {
         A references[W];
 #pragma unroll
@@ -226,20 +228,20 @@ struct InShared {
 #pragma unroll 1
             for (; u < n; ++u) add<1>(sums, first + u);
         }
-        each_loose<false>(tile, [&](const auto& rows, i64) { sums.add(rows); });
+        each_loose</*LAST=*/false>(tile, [&](const auto& rows, i64) { sums.add(rows); });
         sums.end(static_cast<A>(at.rows(tile)), references);
     }
     // Begins the sums with the thread's first row of the tile.
     __device__ void begin_sums(Sums& sums, const A (&references)[W]) const {
         Rows<1> row;
-        load<1, true>(row, 0, 1);
+        load<1, /*ALL=*/true>(row, /*u=*/0, /*n=*/1);
         sums.begin(row, A(1), references);
     }
     // Adds rows u, ..., u + N - 1 of the tile.
     template <int N>
     __device__ void add(Sums& sums, i32 u) const {
         Rows<N> rows;
-        load<N, true>(rows, u, N);
+        load<N, /*ALL=*/true>(rows, u, N);
         sums.add(rows);
     }
 
@@ -311,8 +313,8 @@ struct InShared {
             sums.store(shared.totals + FIELDS * c);
         }
     }
-    // Calls see(sums) for the thread_sums of a channel, of all threads with columns of it; lanes
-    // take them in turn. Entries are numbered x * height + y.
+    // Calls see(sums) for the thread_sums of a channel, of all threads with columns of it; lane
+    // `lane` takes every WARP-th. Entries are numbered x * height + y.
     template <class See>
     __device__ void each_entry(u32 channel, u32 lane, const See& see) const {
         const u32 from = channel * tiles.length, first = from / W;
@@ -332,8 +334,8 @@ struct InShared {
     // comes ring_groups groups later, to the same places, begins.
     __device__ void apply(u32 tile, const Coefs (&coefs)[W]) const {
         if (op.writes())
-            each_loose<true>(tile, [&](const auto& rows, i64 element) {
-                write<DEPTH, false>(rows, coefs, element);
+            each_loose</*LAST=*/true>(tile, [&](const auto& rows, i64 element) {
+                write<DEPTH, /*ALL=*/false>(rows, coefs, element);
             });
         const i32 tile_rows = tiles.tile_groups * tiles.group_rows;
         i32 later_first = tiles.ring_groups * tiles.group_rows - tile_rows;
@@ -361,12 +363,15 @@ struct InShared {
         i32 u = 0;
 #pragma unroll 1
         for (; u + DEPTH <= both; u += DEPTH, element += step, later_element += step)
-            apply_rows<DEPTH, true>(coefs, first + u, element, DEPTH, later_element, DEPTH);
+            apply_rows<DEPTH, /*ALL=*/true>(coefs, first + u, element, DEPTH, later_element, DEPTH);
 #pragma unroll 1
         for (; u < most; u += DEPTH, element += step, later_element += step)
-            apply_rows<DEPTH, false>(coefs, first + u, element, n - u, later_element, n_later - u);
+            apply_rows<DEPTH, /*ALL=*/false>(coefs, first + u, element, n - u, later_element,
+                                             n_later - u);
     }
-    // apply_group for N rows, from row u on. Not ALL: of n and of n_later rows, as far as below N.
+    // Writes the results of rows u, ..., u + N - 1 of the tile, at index `element` of the array,
+    // and begins to copy N later rows, at index later_element, to their places. Not ALL: only the
+    // first n, and n_later.
     template <int N, bool ALL>
     __device__ void apply_rows(const Coefs (&coefs)[W], i32 u, i64 element, i32 n,
                                i64 later_element, i32 n_later) const {
@@ -406,8 +411,8 @@ struct InShared {
     }
 };
 
-// Block b has tiles b, b + gridDim.x, ...: it copies their elements to shared memory once, sums
-// them, and writes results.
+// Block b has tiles b, b + gridDim.x, ...: it copies their elements to shared memory (`memory`)
+// once, in slots of W elements, sums them, and writes results (op).
 template <int W, class Op>
 __device__ void in_shared(const Op& op, const StagedTiles& tiles, u8* memory) {
     InShared<Op, W> block(op, tiles, memory);

@@ -190,7 +190,8 @@ struct Moments {
         some.end(count, reference);
         merge(some);
     }
-    // start = mean of the first elements, `count` a channel. They are not added yet.
+    // start = mean of the elements of `seen`, the first ones, `count` a channel. They are not added
+    // yet.
     template <class Seen>
     __device__ void begin(const Seen& seen, A count, const A (&reference)[N]) {
 #pragma unroll
@@ -222,8 +223,8 @@ struct Moments {
             if (count > 0) sum[i] += count * (start[i] - reference[i]);
         }
     }
-    // Merges two disjoint sets of the same channels: n, sum and squares + (distance of the means)^2
-    // n_1 n_2 / (n_1 + n_2).
+    // Merges this set with `other`, of other elements of the same channels: n, sum and squares +
+    // (distance of the means)^2 n_1 n_2 / (n_1 + n_2).
     __device__ void merge(const Moments& other) {
         const bool both = n > 0 && other.n > 0;
         const A weight = both ? n * fast_divide(other.n, n + other.n) : A(0);
@@ -255,8 +256,8 @@ struct Moments {
 #pragma unroll
         for (int i = 0; i < N; ++i) squares[i] = second[0][i];
     }
-    // Becomes the merge of the sets that each(see) passes to `see`, twice, in all threads of
-    // `over`. All have one reference.
+    // Becomes the merge of the sets of all threads of `over`, each of which passes its own to `see`
+    // when each(see) is called (twice). All have one reference.
     template <class Each, class Over>
     __device__ void join_all(const Each& each, const Over& over) {
         A first[2][1] = {}, second[1][1] = {};
@@ -291,7 +292,7 @@ struct Moments {
         }
         return all;
     }
-    // Reads from shared memory what `store` has written. Numbers are `stride` elements apart.
+    // Reads from shared memory what `store` has written, numbers `stride` elements apart.
     static __device__ Moments from_shared(const A* from, u32 stride = 1) {
         Moments moments;
         moments.n = from[0], moments.sum[0] = from[stride], moments.squares[0] = from[2 * stride];
@@ -301,7 +302,8 @@ struct Moments {
     __device__ void store(A* to, u32 stride = 1) const {
         to[0] = n, to[stride] = sum[0], to[2 * stride] = squares[0];
     }
-    // Reads from global memory what `store` has written in another block.
+    // Reads from global memory what `store` has written in another block, numbers `stride` elements
+    // apart.
     static __device__ Moments load(const A* from, u32 stride) {
         Moments moments;
         moments.n = __ldcg(from);
@@ -312,7 +314,7 @@ struct Moments {
 };
 
 // Sums of the gradient of each of N channels: sum of dy, and product = sum of dy * (x - reference).
-// Used as Moments is; numbers of elements are not needed.
+// Used in the same two ways, include, or begin, add and end; numbers of elements are not needed.
 template <class A, int N = 1>
 struct Slopes {
     static constexpr int FIELDS = SLOPES;
@@ -378,7 +380,7 @@ struct Slopes {
             if (i >= first && i < last) all.merge(column(i));
         return all;
     }
-    // Reads from shared memory what `store` has written.
+    // Reads from shared memory what `store` has written, numbers `stride` elements apart.
     static __device__ Slopes from_shared(const A* from, u32 stride = 1) {
         Slopes slopes;
         slopes.sum[0] = from[0], slopes.product[0] = from[stride];
@@ -386,7 +388,8 @@ struct Slopes {
     }
     // Writes sum and product of the first channel, `stride` elements apart.
     __device__ void store(A* to, u32 stride = 1) const { to[0] = sum[0], to[stride] = product[0]; }
-    // Reads from global memory what `store` has written in another block.
+    // Reads from global memory what `store` has written in another block, numbers `stride` elements
+    // apart.
     static __device__ Slopes load(const A* from, u32 stride) {
         Slopes slopes;
         slopes.sum[0] = __ldcg(from), slopes.product[0] = __ldcg(from + stride);

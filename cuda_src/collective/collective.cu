@@ -82,7 +82,8 @@ __device__ __forceinline__ double scale_of(double square, double both) {
 
 using namespace cto;
 
-// Writes the Dots of chunk c, three doubles, to partials[3 c]; block c does so.
+// Writes the Dots of chunk c, three doubles, to partials[3 c], for the launch's n_tensors tensors;
+// block c does so.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adasum_all_reduce__dots(const __grid_constant__ Pointers<CAPACITY> tensors,
                             const __grid_constant__ TensorSizes<CAPACITY> sizes,
@@ -118,9 +119,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                                          scale_of(dots.other, dots.both)};
 }
 
-// results[t][i] = a * tensors[t][i] + b * others[starts[t] + i], {a, b} = the Scales of tensor t;
-// block c does so for chunk c. own_is_first: this rank is the lower one, whose term comes first on
-// both ranks.
+// results[t][i] = a * tensors[t][i] + b * others[starts[t] + i], {a, b} = the Scales of tensor t,
+// at scales[2 t]; block c does so for chunk c. own_is_first: this rank is the lower one, whose term
+// comes first on both ranks.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adasum_all_reduce__combine(const __grid_constant__ Pointers<CAPACITY> tensors,
                                const __grid_constant__ Pointers<CAPACITY> results,

@@ -11,6 +11,9 @@
 //                      position, channel)
 //     depthwise        groups of one channel: no matrix product
 //     direct           gradients of an X with few channels, arrays (n, position, channel)
+//
+// layout has the extents of arrays and kernel, strides, pads, and how blocks and threads divide the
+// work (facts.cuh). In a compilation without a kernel (HAS_... below) that kernel is empty.
 #include "algorithm/transpose.cuh"
 #include "conv/depthwise_walks.cuh"
 #include "conv/direct_image.cuh"
@@ -79,10 +82,14 @@ constexpr int LINES_BLOCKS = ARE_SHORT ? BLOCKS + 1 : BLOCKS;
 constexpr int LINES_BLOCKS = BLOCKS;
 #endif
 template <bool LINES>
-using ImageTile = Tile<T, CTO_ROWS, ROUNDS, !LINES, false, LINES>;
+using ImageTile =
+    Tile<T, CTO_ROWS, ROUNDS, /*B_BY_COLUMNS=*/!LINES, /*A_BY_ROWS=*/false, /*COPIED=*/LINES>;
+// Y_LINES, X_LINES: lines of Y, of X are copied by vectors instead of gathered.
 template <bool Y_LINES, bool X_LINES>
-using WeightTileOf = Tile<T, CTO_ROWS, ROUNDS, X_LINES, Y_LINES, X_LINES>;
-using FewTile = Tile<T, FEW_ROWS, ROUNDS, false>;  // for conv__image_few and conv__weight_few
+using WeightTileOf =
+    Tile<T, CTO_ROWS, ROUNDS, /*B_BY_COLUMNS=*/X_LINES, /*A_BY_ROWS=*/Y_LINES, /*COPIED=*/X_LINES>;
+// For conv__image_few and conv__weight_few.
+using FewTile = Tile<T, FEW_ROWS, ROUNDS, /*B_BY_COLUMNS=*/false>;
 
 // GPUs with cp.async, for which staged kernels are compiled.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
@@ -152,33 +159,33 @@ using namespace cto;
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_TILES || HAS_LINES) {
-        pack<ImageTile<false>>(w, packed, layout);
+        pack<ImageTile</*LINES=*/false>>(w, packed, layout);
     }
 }
 
 // written = bias + convolution of `read` with W, or with layout.is_gradient its gradient for X,
 // where `read` is dY; bias may be null. Arrays are (n, channel, position). A block has a tile of
 // ROWS channels and COLUMNS positions; there are column_tiles tiles of positions (of each residue
-// of a gradient's stride, see image.cuh). packed: W from conv__pack.
+// of a gradient's strides). packed: W from conv__pack.
 extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                 const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_TILES) {
-        write_convolution<ImageTile<false>, OFFSET>(read, packed, bias, written, column_tiles,
-                                                    layout);
+        write_convolution<ImageTile</*LINES=*/false>, OFFSET>(read, packed, bias, written,
+                                                              column_tiles, layout);
     }
 }
 
 // conv__image for 1 x 1 taps and stride 1, if lines (the positions of one channel) start at
-// multiples of 8 bytes: they are read and written by vectors. `stages` (2 or 4) parts of the sum
-// over channels are in dynamic shared memory.
+// multiples of 8 bytes: they are read and written by vectors; packed: W from conv__pack. `stages`
+// (2 or 4) parts of the sum over channels are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
     conv__image_lines(const T* read, const T* packed, const T* bias, T* written, i32 stages,
                       const __grid_constant__ ImageLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (HAS_LINES)
-        write_convolution_of_lines<ImageTile<true>>(read, packed, bias, written, layout, stages,
-                                                    reinterpret_cast<T*>(shared));
+        write_convolution_of_lines<ImageTile</*LINES=*/true>>(read, packed, bias, written, layout,
+                                                              stages, reinterpret_cast<T*>(shared));
 }
 
 // sums[part][tile][row][column] = sum of x * y over one part of the positions, for the gradient of
@@ -189,28 +196,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight(const T* x, const T* y, A* sums, A* y_sums,
                  const __grid_constant__ WeightLayout layout) {
     if constexpr (HAS_TILES) {
-        sum_weights<WeightTileOf<false, false>, OFFSET>(x, y, sums, y_sums, layout);
+        sum_weights<WeightTileOf</*Y_LINES=*/false, /*X_LINES=*/false>, OFFSET>(x, y, sums, y_sums,
+                                                                                layout);
     }
 }
 
-// sums[part][tile][row][column], y_sums[part][filter] as of conv__weight, if lines of y (the
-// positions of one filter) are aligned: they are copied by vectors.
+// sums[part][tile][row][column] = sum of x * y over a part of the positions, y_sums[part][filter] =
+// sum of y or null, if lines of y (the positions of one filter) are aligned: they are copied by
+// vectors.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
                          const __grid_constant__ WeightLayout layout) {
     if constexpr (HAS_TILES && sizeof(T) == 2)
-        sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, y_sums, layout);
+        sum_weights<WeightTileOf</*Y_LINES=*/true, /*X_LINES=*/false>, OFFSET>(x, y, sums, y_sums,
+                                                                               layout);
 }
 
-// conv__weight for 1 x 1 taps and stride 1, if lines of x and y are aligned: both are copied by
-// vectors. `stages` (2 or 4) stages of DEPTH positions are in dynamic shared memory.
+// sums[part][tile][row][column] = sum of x * y over a part of the positions, y_sums[part][filter] =
+// sum of y or null, for 1 x 1 taps and stride 1, if lines of x and y are aligned: both are copied
+// by vectors. `stages` (2 or 4) stages of DEPTH positions are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
                        const __grid_constant__ WeightLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (HAS_LINES)
-        sum_weights_of_lines<WeightTileOf<true, true>>(x, y, sums, y_sums, layout, stages,
-                                                       reinterpret_cast<T*>(shared));
+        sum_weights_of_lines<WeightTileOf</*Y_LINES=*/true, /*X_LINES=*/true>>(
+            x, y, sums, y_sums, layout, stages, reinterpret_cast<T*>(shared));
 }
 
 // w = sum over `count` parts of `parts`, the sums of conv__weight; bias = sum of y_parts, by the
@@ -219,12 +230,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        const __grid_constant__ WeightLayout layout) {
     if constexpr (HAS_TILES || HAS_LINES) {
-        write_weights_and_bias<WeightTileOf<false, false>>(parts, w, y_parts, bias, count, summers,
-                                                           layout);
+        write_weights_and_bias<WeightTileOf</*Y_LINES=*/false, /*X_LINES=*/false>>(
+            parts, w, y_parts, bias, count, summers, layout);
     }
 }
 
-// packed[tile][part][tap][d][r] = W, as of conv__pack, for tiles of FEW_ROWS rows.
+// packed[tile][part][tap][d][r] = W of row `r` of the tile and of depth part * DEPTH + d, zeros
+// beyond, for tiles of FEW_ROWS rows. A block for each [tile][part][tap].
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack_few(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_FEW) {
@@ -232,8 +244,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// written = bias + convolution of `read`, or its gradient for X, as conv__image, by tiles of
-// FEW_ROWS rows; packed: W from conv__pack_few.
+// written = bias + convolution of `read`, or with layout.is_gradient its gradient for X, by tiles
+// of FEW_ROWS rows; packed: W from conv__pack_few; column_tiles: tiles of positions.
 extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
     conv__image_few(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                     const __grid_constant__ ImageLayout layout) {
@@ -243,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
 }
 
 // sums[part][tile][row][column] = sum of x * y over a part of the positions, y_sums[part][filter] =
-// sum of y or null, as conv__weight, by tiles of FEW_ROWS rows.
+// sum of y or null, by tiles of FEW_ROWS rows.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_few(const T* x, const T* y, A* sums, A* y_sums,
                      const __grid_constant__ WeightLayout layout) {
@@ -252,8 +264,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// w and bias = sums over `count` parts of conv__weight_few's sums and y_sums; see
-// conv__weight_total.
+// w = sum over `count` parts of `parts`, the sums of conv__weight_few; bias = sum of y_parts, its
+// y_sums, by the blocks after those of w. `summers` threads share a sum.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total_few(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                            const __grid_constant__ WeightLayout layout) {
@@ -268,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise(const T* x, const T* w, const T* bias, T* y,
                     const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (WITHOUT_TILES) {
-        write_depthwise<false>(x, w, bias, y, layout);
+        write_depthwise</*GRADIENT=*/false>(x, w, bias, y, layout);
     }
 }
 
@@ -278,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_gradient(const T* y, const T* w, const T* bias, T* x,
                              const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (WITHOUT_TILES) {
-        write_depthwise<true>(y, w, bias, x, layout);
+        write_depthwise</*GRADIENT=*/true>(y, w, bias, x, layout);
     }
 }
 
@@ -293,8 +305,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// sums[part][filter][tap] and y_sums[part][filter] as of conv__depthwise_weight, with WIDE_TAPS x
-// WIDE_TAPS taps a block.
+// sums[part][filter][tap] = sum of y[position] * x[where the tap reads], y_sums[part][filter] = sum
+// of y, over every parts-th image, with WIDE_TAPS x WIDE_TAPS taps a block; either may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight_wide(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                                 const __grid_constant__ DepthwiseLayout layout) {
@@ -315,8 +327,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     }
 }
 
-// conv__depthwise_weight of arrays (n, position, channel): sums[part][channel][tap] over `of_part`
-// neighbouring strips.
+// sums[part][channel][tap] = sum of y[position] * x[where the tap reads] over `of_part`
+// neighbouring strips of Y, for the gradient of a depthwise W; y_sums[part][channel] = sum of y.
+// Either may be null. Arrays are (n, position, channel).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_lines_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part,
                                  const __grid_constant__ DepthwiseLayout layout) {
@@ -325,8 +338,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_lines for TAPS x TAPS taps, stride and dilation 1: a thread walks down `rows`
-// rows of an image, STRIP columns wide, and reads each row once for all taps.
+// written = bias + depthwise convolution of `read` with w, or with is_gradient its gradient for X,
+// for TAPS x TAPS taps, stride and dilation 1; bias may be null. Arrays are (n, position, channel).
+// A block has `of_block` walks: a thread walks down `rows` rows of an image, STRIP columns wide,
+// and reads each row once for all taps.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_walks(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           i32 rows, bool is_gradient,
@@ -337,9 +352,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// sums[part][channel][tap] and y_sums[part][channel] as of conv__depthwise_lines_weight, for TAPS x
-// TAPS taps, stride and dilation 1: a thread walks down `rows` rows, STRIP columns wide; a part is
-// of_part such walks.
+// sums[part][channel][tap] = sum of y[position] * x[where the tap reads], y_sums[part][channel] =
+// sum of y; either may be null. Arrays are (n, position, channel). For TAPS x TAPS taps, stride and
+// dilation 1: a thread walks down `rows` rows, STRIP columns wide; a part is of_part such walks.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
                                  const __grid_constant__ DepthwiseLayout layout) {
@@ -380,8 +395,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // staged_x, staged_y, staged_w = x, y, w as (n, position, channel), channels padded with zeros to
-// whole vectors of 16 bytes; rows[position] = where a position of Y reads X (facts::StagedRow). A
-// block has a tile of one of them; arrays of 0 blocks are left out. See conv/staging.cuh.
+// whole vectors of 16 bytes; rows[position] = where a position of Y reads X: the vector of its
+// first tap, and a bit for each tap inside. A block has a tile of one of them; arrays of 0 blocks
+// are left out.
 extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
                 StagedRow* rows, const __grid_constant__ StagingLayout layout) {
@@ -394,8 +410,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
 // Two kernels over staged arrays in one launch, so that blocks of one run while the last of the
 // other leave multiprocessors idle:
 //
-//     blocks [first_of_weights, + blocks_of_weights)   sums, y_sums as conv__weight
-//     the others                                       written as conv__image, packed = staged W
+//     blocks [first_of_weights, + blocks_of_weights)   sums[part][tile][row][column] of x * y, and
+//                                                      y_sums[part][filter] of y, as conv__weight
+//     the others                                       written = bias + convolution of `read`, or
+//                                                      its gradient for X; packed: staged W
+//
+// rows: what positions of Y read of X (facts::StagedRow), null for 1 x 1 taps; column_tiles: tiles
+// of positions of each residue. The last three: how W and `written` lie, and the layouts of both.
 extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BLOCKS)
     conv__staged(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
                  u32 first_of_weights, u32 blocks_of_weights, const T* read, const T* packed,
@@ -437,7 +458,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
 }
 
 // x = bias + gradient for X of a convolution of few channels, y being dY as (n, position, filter);
-// bias may be null. A block has every gridDim.x-th tile of positions. See direct_image.cuh.
+// bias may be null. A block has every gridDim.x-th tile of positions.
 extern "C" __global__ void __launch_bounds__(DIRECT_THREADS, STAGED_BLOCKS)
     conv__direct_image(const T* y, const T* w, const T* bias, T* x,
                        const __grid_constant__ DirectLayout layout) {
@@ -460,7 +481,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
 }
 
 // Blocks before blocks_of_weights: w = sum over `count` parts of `parts`, which conv__direct_weight
-// wrote. The others: bias = sum of y_parts. `summers` threads share a sum.
+// wrote. The others: bias = sum of y_parts. `summers` threads share a sum; column_tiles: tiles of
+// columns.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__direct_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        u32 column_tiles, u32 blocks_of_weights,

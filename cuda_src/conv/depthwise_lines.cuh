@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Convolutions with groups of one channel and one filter, of arrays (n, position, channel). A
 // thread has a vector of V neighbouring channels, of some strips (STRIP neighbouring positions of a
-// line, see depthwise.cuh); a block a tile of LINE_VECTORS vectors.
+// line along the last axis); a block a tile of LINE_VECTORS vectors.
 #pragma once
 #include "conv/depthwise.cuh"
 
@@ -39,8 +39,8 @@ __device__ __forceinline__ u32 line_tiles(const DepthwiseLayout& layout) {
 // depthwise::read_by, with GRADIENT at run time.
 __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, i32 p, i32 tap,
                                        bool is_gradient) {
-    return is_gradient ? depthwise::read_by<true>(layout, axis, p, tap)
-                       : depthwise::read_by<false>(layout, axis, p, tap);
+    return is_gradient ? depthwise::read_by</*GRADIENT=*/true>(layout, axis, p, tap)
+                       : depthwise::read_by</*GRADIENT=*/false>(layout, axis, p, tap);
 }
 
 // V channels in registers: words, since compilers move elements of two bytes one by one.
@@ -81,8 +81,9 @@ __device__ __forceinline__ void add_products(const E* weights, const Acc<E> (*re
 }
 
 // sums[i][c] += weights[k * pitch + c] * line[u][c] over the taps k of the line, where u is the
-// position that p + i reads by tap k (read_by), zero beside the line; i < STRIP, c < V. A dense
-// line is loaded as a window of STRIP + TAPS - 1 positions for TAPS taps at a time.
+// position that p + i reads by tap k (read_by), zero beside the line (with is_gradient, of dY, else
+// of X); i < STRIP, c < V. A dense line is loaded as a window of STRIP + TAPS - 1 positions for
+// TAPS taps at a time.
 template <int V, class E>
 __device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pitch, i32 p,
                                          bool is_gradient, const DepthwiseLayout& layout,
@@ -202,11 +203,12 @@ struct LineSums {
         for (int p = 0; p < STRIP; ++p)
 #pragma unroll
             for (int c = 0; c < LINE_SUMS; ++c) of_y[c] += slopes[p][c];
-        const i32 u0 = depthwise::read_by<false>(layout, 0, strip.at[0], tile.k0);
+        const i32 u0 = depthwise::read_by</*GRADIENT=*/false>(layout, 0, strip.at[0], tile.k0);
         if (!x || u0 < 0) return;
 #pragma unroll
         for (int i = 0; i < TAPS; ++i) {
-            const i32 u1 = depthwise::read_by<false>(layout, 1, strip.at[1], tile.k1 + i);
+            const i32 u1 =
+                depthwise::read_by</*GRADIENT=*/false>(layout, 1, strip.at[1], tile.k1 + i);
             if (u1 < 0) continue;
             const E* const line =
                 x + (static_cast<i64>(u0) * layout.image[1] + u1) * layout.image[2] * layout.groups;
@@ -227,8 +229,8 @@ struct LineSums {
                 Acc<E> read[TAPS][LINE_SUMS];
 #pragma unroll
                 for (int j = 0; j < TAPS; ++j) {
-                    const i32 u2 =
-                        depthwise::read_by<false>(layout, 2, strip.at[2] + p, tile.k2 + j);
+                    const i32 u2 = depthwise::read_by</*GRADIENT=*/false>(
+                        layout, 2, strip.at[2] + p, tile.k2 + j);
                     Vector loaded[1];
                     load_window(line, u2, layout.image[2], layout.groups, loaded);
                     vec::widen<E>(loaded, read[j]);
@@ -248,8 +250,9 @@ struct LineSums {
     }
 };
 
-// Writes sums[part][channel][tap] and y_sums[part][channel]: the sums of the block's threads with
-// the same channels, added in the order of own.row; either array may be null.
+// Writes sums[part][channel][tap] of the taps of `tile`, and y_sums[part][channel]: the sums
+// (line_sums) of the block's threads with the same channels, added in the order of own.row; either
+// array may be null.
 template <class E>
 __device__ __forceinline__ void write_line_sums(const LineSums<E>& line_sums,
                                                 const Own<LINE_SUMS>& own, const TapTile& tile,
@@ -294,6 +297,7 @@ __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc
     const Own<LINE_SUMS> own(layout, blockIdx.x - rest * line_tiles);
     const u32 part = rest / tap_tiles;
     const i32 index = rest - part * tap_tiles;
+    // channel (unused: `own` has channels), part, k0, k1, k2
     const TapTile tile{0, part, static_cast<i32>(index / (tiles1 * tiles2)),
                        static_cast<i32>(index / tiles2 % tiles1 * TAPS),
                        static_cast<i32>(index % tiles2 * TAPS)};

@@ -35,7 +35,8 @@ struct Walk {
 };
 
 // window[i] = the V channels of row `row` at column first + i, i < N; zeros outside of the image.
-// line: address of the row's column 0; pitch: elements from a column to the next.
+// line: address of the row's column 0; extents: of the image; pitch: elements from a column to the
+// next.
 template <int N, class E>
 __device__ __forceinline__ void load_row(const E* line, i32 row, i32 first, const i32 (&extents)[3],
                                          i32 pitch, Words<E, V> (&window)[N]) {
@@ -43,7 +44,8 @@ __device__ __forceinline__ void load_row(const E* line, i32 row, i32 first, cons
     load_window(line, first, is_inside ? extents[2] : 0, pitch, window);
 }
 
-// Returns sum + weights[0][c] * read[0][c] + ... + weights[TAPS - 1][c] * read[TAPS - 1][c].
+// Channel c of one row of taps: returns sum + weights[0][c] * read[0][c] + ... + weights[TAPS -
+// 1][c] * read[TAPS - 1][c].
 template <class A>
 __device__ __forceinline__ A of_row(const A (&weights)[TAPS][V], const A (*read)[V], int c, A sum) {
 #pragma unroll
@@ -188,7 +190,8 @@ __device__ __forceinline__ void sum_walks(const E* x, const E* y, Acc<E>* sums, 
             add_walk(x ? x + own.channel() : nullptr, y + own.channel(), walk, column, layout,
                      line_sums);
     }
-    write_line_sums(line_sums, own, TapTile{0, part, 0, 0, 0}, sums, y_sums, layout);
+    write_line_sums(line_sums, own, TapTile{/*channel=*/0, part, /*k0=*/0, /*k1=*/0, /*k2=*/0},
+                    sums, y_sums, layout);
 }
 
 }  // namespace cto::conv::depthwise_walks

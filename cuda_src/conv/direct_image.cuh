@@ -123,11 +123,13 @@ struct DirectProduct {
 #pragma unroll 2
         for (int k = 0; k < depth; ++k) {
             tensor_core::B b[ACROSS];
-            matrices<false>(w + (b_line ^ k * K_NBYTES), b[0][0], b[0][1], b[1][0], b[1][1]);
+            matrices</*TRANSPOSED=*/false>(w + (b_line ^ k * K_NBYTES), b[0][0], b[0][1], b[1][0],
+                                           b[1][1]);
 #pragma unroll
             for (int i = 0; i < DOWN; ++i) {
                 tensor_core::A a;
-                matrices<false>(halo + (at[i] ^ k * K_NBYTES), a[0], a[1], a[2], a[3]);
+                matrices</*TRANSPOSED=*/false>(halo + (at[i] ^ k * K_NBYTES), a[0], a[1], a[2],
+                                               a[3]);
                 before_cut<Tile>(a);
 #pragma unroll
                 for (int j = 0; j < ACROSS; ++j) tensor_core::multiply<E>(sums[i][j], a, b[j]);
@@ -142,8 +144,8 @@ struct DirectColumns {
     i32 places[4];  // -1 if the column does not exist
     float bias[4];
 
-    // of_channels: the bias of each channel, or null. Column `row` is (row residue, element of a
-    // run).
+    // of_channels: the bias of each channel, or null. Column `row` of D is (row residue, element of
+    // a run).
     template <class E>
     __device__ __forceinline__ DirectColumns(const DirectLayout& layout, const E* of_channels) {
         const i32 run = run_of(layout), rows = run * layout.stride[0];
@@ -160,8 +162,8 @@ struct DirectColumns {
     }
 };
 
-// Writes X at the tile's positions: product + bias, rounded; neighbouring pairs together if
-// in_pairs.
+// Writes X at the tile's positions: product + bias (in `columns`), rounded; neighbouring pairs
+// together if in_pairs. In each fragment of 16 positions lane l has positions l / 4 and l / 4 + 8.
 template <class Tile>
 __device__ __forceinline__ void write_direct_tile(const DirectProduct<Tile>& product,
                                                   const DirectLayout& layout,
@@ -201,9 +203,9 @@ __device__ __forceinline__ void write_direct_tile(const DirectProduct<Tile>& pro
         }
 }
 
-// x = gradient for X + bias, see conv__direct_image. A block computes every gridDim.x-th tile of
-// positions, of HEIGHT x DIRECT_WIDTH in the reduced image; W stays in `memory`, shared memory,
-// before the halo. EXISTS: compiled for this GPU and type.
+// x = gradient for X, of y = dY (n, position, filter), + bias, which may be null. A block computes
+// every gridDim.x-th tile of positions, of HEIGHT x DIRECT_WIDTH in the reduced image; W stays in
+// `memory`, shared memory, before the halo. EXISTS: compiled for this GPU and type.
 template <class Tile, bool EXISTS>
 __device__ __forceinline__ void write_direct(const typename Tile::E* y, const typename Tile::E* w,
                                              const typename Tile::E* bias, typename Tile::E* x,

@@ -97,21 +97,22 @@ struct DirectFragmentsOf {
     }
     // 0 or 1: the run of the pair that this lane loads.
     static __device__ __forceinline__ int of_pair() { return threadIdx.x % WARP / 16; }
-    // y: the line's first position in shared memory.
+    // a = fragments of Y's filters at 16 positions; y: the line's first position in shared memory.
     __device__ __forceinline__ void load_a(const u8* y, int, tensor_core::A (&a)[DOWN]) const {
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
-            matrices<true>(y + (a_at ^ i * K_NBYTES), a[i][0], a[i][1], a[i][2], a[i][3]);
+            matrices</*TRANSPOSED=*/true>(y + (a_at ^ i * K_NBYTES), a[i][0], a[i][1], a[i][2],
+                                          a[i][3]);
     }
-    // pair: this lane's run of the pair, for the line's first position.
+    // b = fragments of both runs of a pair; pair: this lane's run, for the line's first position.
     __device__ __forceinline__ void load_b(const u8* pair, int, int, tensor_core::B (&b)[2]) const {
-        matrices<true>(pair + x_position, b[0][0], b[0][1], b[1][0], b[1][1]);
+        matrices</*TRANSPOSED=*/true>(pair + x_position, b[0][0], b[0][1], b[1][0], b[1][1]);
     }
 };
 // The same for TF32, word by word, in two steps of 8 positions: lane 4 g + t loads row g (filter or
 // column) and position t; see tensor_core.cuh.
 template <class Tile>
-struct DirectFragmentsOf<Tile, true> {
+struct DirectFragmentsOf<Tile, /*TF32=*/true> {
     static constexpr int DOWN = PANEL / 16, STEPS = 2, K = tensor_core::K<float>;
     int a_at[2 * DOWN], x_position;
 
@@ -133,7 +134,8 @@ struct DirectFragmentsOf<Tile, true> {
     static __device__ __forceinline__ u32 word(const u8* from) {
         return *reinterpret_cast<const u32*>(from);
     }
-    // y: the line's first position in shared memory; k: the step, 8 positions.
+    // a = fragments of Y's filters at 8 positions, step k; y: the line's first position in shared
+    // memory.
     __device__ __forceinline__ void load_a(const u8* y, int k, tensor_core::A (&a)[DOWN]) const {
 #pragma unroll
         for (int i = 0; i < DOWN; ++i) {
@@ -143,7 +145,8 @@ struct DirectFragmentsOf<Tile, true> {
             before_cut<Tile>(a[i]);
         }
     }
-    // pair: the first run, for the line's first position; next: bytes from there to the second run.
+    // b = fragments of both runs of a pair, step k; pair: the first run, for the line's first
+    // position; next: bytes from there to the second run.
     __device__ __forceinline__ void load_b(const u8* pair, int next, int k,
                                            tensor_core::B (&b)[2]) const {
 #pragma unroll
@@ -179,6 +182,7 @@ struct DirectSums {
     __device__ __forceinline__ DirectSums(const DirectLayout& layout, int first_vector, int width) {
         n_pairs = 0;
         const int vectors = layout.kernel[0] * layout.window[1];
+        // The offset of run `vector`, or of the last, among the tile's rows of `width` runs.
         const auto place = [&](int vector) {
             const int inside = min(vector, vectors - 1), tap = inside / layout.window[1];
             return (tap * width + inside - tap * layout.window[1]) * Tile::RUN_NBYTES;
@@ -216,7 +220,7 @@ struct DirectSums {
     }
     // of_y += sums of A's rows, as a product with ones; warp i has rows 16 i to 16 i + 15.
     __device__ __forceinline__ void add_bias(const tensor_core::A (&a)[DOWN]) {
-        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;
+        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;  // two in a word
         const tensor_core::B b = {ones, ones};
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
@@ -252,7 +256,9 @@ struct DirectSums {
                                              lane % 4 * 2) = Pair{pair[0], pair[1]};
                 }
     }
-    // to[filter] = sum of Y. For floats, two threads add their halves by way of shared memory.
+    // to[filter] = sum of Y, filter < filters. For floats, two threads add their halves of a filter
+    // by way of `shared`, a float for each thread; else the first of the four lanes that have a
+    // filter writes it.
     __device__ __forceinline__ void write_of_y(float* to, i32 filters, float* shared) const {
         if constexpr (sizeof(E) == 4) {
             __syncthreads();
@@ -286,8 +292,8 @@ __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const type
             places[threadIdx.x] = InRun(layout, threadIdx.x).place(layout);
         const u32 part = blockIdx.x / column_tiles, parts = gridDim.x / column_tiles;
         const u32 column_tile = blockIdx.x - part * column_tiles, end = count_tiles(layout);
-        const Runs<Tile> runs{(HEIGHT - 1) * layout.stride[0] + layout.kernel[0],
-                              DIRECT_WIDTH + layout.window[1] - 1, layout.in_pairs};
+        const Runs<Tile> runs{/*height=*/(HEIGHT - 1) * layout.stride[0] + layout.kernel[0],
+                              /*width=*/DIRECT_WIDTH + layout.window[1] - 1, layout.in_pairs};
         __syncthreads();
         DirectSums<Tile> product(layout, column_tile * DIRECT_VECTORS, runs.width);
         const bool of_bias = y_sums && column_tile == 0;
@@ -321,7 +327,7 @@ __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const type
 
 // w = sum over `count` parts of parts[part][column tile][filter][column], rounded, by the first
 // blocks_of_weights blocks; bias = sum of y_parts by the others. A block has THREADS / summers
-// neighbouring sums, `summers` threads share one.
+// neighbouring sums, `summers` threads share one. column_tiles: tiles of columns of a part.
 template <class E>
 __device__ __forceinline__ void write_direct_weights(const Acc<E>* parts, E* w,
                                                      const Acc<E>* y_parts, E* bias, i32 count,
@@ -332,6 +338,7 @@ __device__ __forceinline__ void write_direct_weights(const Acc<E>* parts, E* w,
         return weight::write_total<E>(y_parts, bias, count, summers, layout.filters,
                                       blockIdx.x - blocks_of_weights);
     const u32 numbers = THREADS / summers;
+    // index = (tile * PANEL + row) * DIRECT_COLUMNS + column; row: a filter, e: element of a run
     const u32 index = blockIdx.x * numbers + threadIdx.x % numbers;
     const i32 column = index % DIRECT_COLUMNS, row = index / DIRECT_COLUMNS % PANEL;
     const u32 tile = index / (DIRECT_COLUMNS * PANEL);

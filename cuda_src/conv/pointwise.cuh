@@ -29,8 +29,9 @@ struct LinesPlace {
     }
 };
 
-// written = D + bias, by vectors (Word) of neighbouring positions; no vector is in two images. bias
-// may be null; `slab` is shared memory, through which D goes a part of its rows at a time.
+// written = D (product) + bias for the tile `place`, by vectors (Word) of neighbouring positions;
+// no vector is in two images. bias may be null; `slab` is shared memory, through which D goes a
+// part of its rows at a time.
 template <class Tile, class Word>
 __device__ __forceinline__ void write_vectors(const Product<Tile>& product,
                                               const ImageLayout& layout, const LinesPlace& place,
@@ -71,7 +72,8 @@ __device__ __forceinline__ void write_convolution_of_lines(
     const LinesPlace place(layout, Tile::ROWS);
     const i64 plane = place.plane;
     LineReader<Tile, COLUMNS> lines{read + place.group * layout.depth * plane,
-                                    layout.groups * layout.depth * plane, plane, layout.depth};
+                                    /*pitch=*/layout.groups * layout.depth * plane, plane,
+                                    /*count=*/layout.depth};
     const E* a = packed + static_cast<i64>(place.tile) * layout.parts * (Tile::DEPTH * Tile::ROWS);
     const auto copy = [&](E* part) {
         copy_packed<Tile>(part, a);
@@ -83,8 +85,8 @@ __device__ __forceinline__ void write_convolution_of_lines(
     Product<Tile> product;
     const bool works = product.first_row < layout.rows - place.first_row;
     add_parts<Tile>(parts, layout.parts, stages, copy, [&](const E* part) {
-        if (works) product.add(part, 0);
-        if (works) product.add(part, 1);
+        if (works) product.add(part, /*half=*/0);
+        if (works) product.add(part, /*half=*/1);
     });
     if (plane % Tile::GROUP == 0)
         write_vectors<Tile, uint4>(product, layout, place, bias, written, parts);

@@ -15,8 +15,8 @@ using namespace staged_warpgroups;
 // rows l / 4 + 8 i and columns l % 4 * 2 + j / 2 * 8 + j % 2 of its warp's.
 template <class Tile>
 struct ExactImage {
-    int a_line, b_line;  // offsets of the lane's lines, in bytes
-    int a_swizzle, b_swizzle;
+    int a_line, b_line;        // offsets of the lane's lines, in bytes
+    int a_swizzle, b_swizzle;  // those lines % 8, by which vectors are swizzled
 
     // Offsets of the lane's first row and first column in a stage.
     __device__ __forceinline__ explicit ExactImage(const StagedProduct<Tile>& product) {
@@ -87,8 +87,9 @@ struct ExactWeights {
                     product.sum(row, column) += a[row / 4][row % 4] * b[column / 4][column % 4];
         }
     }
-    // StagedProduct::each_pair for the rows and columns that a thread has here. (With a constant
-    // distance between places, compilers put more factors of products in one bank of registers.)
+    // Calls f(to + row * OF_ROW + column, pair) for each pair of the thread's sums, those of (row,
+    // column) and (row, column + 1) of the tile. (With a constant distance between places,
+    // compilers put more factors of products in one bank of registers.)
     template <int OF_ROW, class To, class F>
     static __device__ __forceinline__ void each_pair(const StagedProduct<Tile>& product, To* to,
                                                      const F& f) {
@@ -103,22 +104,22 @@ struct ExactWeights {
     }
 };
 
-// The multipliers of a tile (ByTensorCores, exact, or ByWarpgroups): Image, for stages whose lines
-// are rows and columns; Weights, for those whose lines are positions.
+// The multipliers of a tile: by tensor cores, exact ones, or ByWarpgroups. Image, for stages whose
+// lines are rows and columns; Weights, for those whose lines are positions.
 template <class Tile, bool IS_EXACT, bool BY_WARPGROUPS>
 struct MultipliersOf {
     using Image = ByTensorCores<Tile, ImageFragments<Tile>>;
     using Weights = ByTensorCores<Tile, WeightFragments<Tile>>;
 };
 template <class Tile>
-struct MultipliersOf<Tile, true, false> {
+struct MultipliersOf<Tile, /*IS_EXACT=*/true, /*BY_WARPGROUPS=*/false> {
     using Image = ExactImage<Tile>;
     using Weights = ExactWeights<Tile>;
 };
 template <class Tile>
-struct MultipliersOf<Tile, false, true> {
-    using Image = ByWarpgroups<Tile, false, false>;
-    using Weights = ByWarpgroups<Tile, true, true>;
+struct MultipliersOf<Tile, /*IS_EXACT=*/false, /*BY_WARPGROUPS=*/true> {
+    using Image = ByWarpgroups<Tile, /*A_TRANSPOSED=*/false, /*B_TRANSPOSED=*/false>;
+    using Weights = ByWarpgroups<Tile, /*A_TRANSPOSED=*/true, /*B_TRANSPOSED=*/true>;
 };
 template <class Tile>
 using Multipliers = MultipliersOf<Tile, Tile::IS_EXACT, Tile::BY_WARPGROUPS>;

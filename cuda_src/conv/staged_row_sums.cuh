@@ -30,7 +30,8 @@ struct FloatRowSums {
         sum += stage_sum;
         stage_sum = 0;
     }
-    // to[row] = sum of the row, row < count. shared: a float for each thread.
+    // to[row] = sum of the row, row < count, if wanted. shared: shared memory, a float for each
+    // thread.
     __device__ __forceinline__ void write(float* to, int count, float* shared) const {
         if (!wanted) return;
         shared[threadIdx.x] = sum;

@@ -20,7 +20,8 @@ constexpr int WARPGROUP = 4 * WARP;
 
 // Constants of a tile. EXISTS is false for types and GPUs without staged kernels: functions do
 // nothing. TF32: how many products of TF32 one product of floats becomes on tensor cores, 1 or 3;
-// 0: floats are multiplied exactly. A tile is flat (PANEL rows) or tall (2 * PANEL).
+// 0: floats are multiplied exactly. A tile is flat (PANEL rows) or tall (2 * PANEL). N_ROWS: ROWS;
+// IS_THERE: EXISTS; WARPGROUPS: warpgroup instructions multiply.
 template <class Element, int N_ROWS, int TF32, bool IS_THERE, bool WARPGROUPS>
 struct StagedTile {
     using E = Element;
@@ -63,8 +64,8 @@ struct StagedTile {
     static constexpr int STAGE_NBYTES = (ROWS + COLUMNS) * LINE_NBYTES;
 };
 
-// The offset of vector `vector` in line `line`, in bytes: swizzled against bank conflicts, see
-// above.
+// The offset of vector `vector` in line `line`, in bytes: vector i of line l is at i ^ (l % 8),
+// against bank conflicts.
 __device__ __forceinline__ int place_in_line(int vector, int line) {
     return (vector ^ (line % LINE_VECTORS)) * 16;
 }
@@ -105,7 +106,7 @@ struct StagedProduct {
         const int first = multiplier() / Tile::MULTIPLIERS_ACROSS * (DOWN * Tile::ROW_STEP);
         return Tile::BY_WARPGROUPS ? first + threadIdx.x % WARPGROUP / WARP * 16 : first;
     }
-    // D += A B, over Tile::K of the sum.
+    // D += a b, the warp's fragments of A and B, over Tile::K of the sum.
     __device__ __forceinline__ void multiply(const tensor_core::A (&a)[DOWN],
                                              const tensor_core::B (&b)[ACROSS]) {
         if constexpr (Tile::IS_SPLIT) return multiply_parts(a, b);
@@ -177,7 +178,8 @@ struct StagedProduct {
 
 // ---- fragments ----------------------------------------------------------------------------------
 
-// before_cut, unless words are split.
+// Multiplies words, floats that tensor cores truncate to TF32, by 1.00035 (before_cut), unless they
+// are split into parts.
 template <class Tile, int N>
 __device__ __forceinline__ void as_multiplied(u32 (&words)[N]) {
     if constexpr (!Tile::IS_SPLIT) before_cut<Tile>(words);
@@ -225,8 +227,8 @@ struct ImageFragments {
     int low;                 // line % 8, by which vectors are swizzled
 
     // Lane l passes to ldmatrix (`matrices`) the address of row l % 8 of matrix l / 8: of A these
-    // are rows + 0, + 8, then the same of the second vector; of B both vectors of columns + 0, then
-    // + 8.
+    // are rows + 0, + 8 from product.first_row on, then the same of the second vector; of B both
+    // vectors of columns + 0, then + 8.
     __device__ __forceinline__ explicit ImageFragments(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2, high = lane / 16;
         low = lane % 8;
@@ -235,17 +237,19 @@ struct ImageFragments {
         a_vector = high;
         b_vector = middle;
     }
-    // Loads slice k of the stage: its vectors 2 k and 2 k + 1.
+    // a, b = fragments of slice k of the stage: its vectors 2 k and 2 k + 1.
     __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
                                          tensor_core::B (&b)[Tile::ACROSS]) const {
         const u8* const a_of = stage + a_line + ((2 * k + a_vector) ^ low) * 16;
         const u8* const b_of = stage + b_line + ((2 * k + b_vector) ^ low) * 16;
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i)
-            matrices<false>(a_of + i * 16 * LINE_NBYTES, a[i][0], a[i][1], a[i][2], a[i][3]);
+            matrices</*TRANSPOSED=*/false>(a_of + i * 16 * LINE_NBYTES, a[i][0], a[i][1], a[i][2],
+                                           a[i][3]);
 #pragma unroll
         for (int j = 0; j < Tile::ACROSS; j += 2)
-            matrices<false>(b_of + j * 8 * LINE_NBYTES, b[j][0], b[j][1], b[j + 1][0], b[j + 1][1]);
+            matrices</*TRANSPOSED=*/false>(b_of + j * 8 * LINE_NBYTES, b[j][0], b[j][1],
+                                           b[j + 1][0], b[j + 1][1]);
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i) as_multiplied<Tile>(a[i]);
 #pragma unroll
@@ -269,7 +273,8 @@ template <class Tile, bool TF32>
 struct WeightFragmentsOf {
     int a_at[Tile::DOWN], b_at[Tile::ACROSS / 2];  // the lane's offsets in a stage, in bytes
 
-    // As ImageFragments, but a line of a matrix is one position and 8 rows or columns.
+    // Lane l passes to ldmatrix the address of row l % 8 of matrix l / 8: a row of a matrix is one
+    // position and 8 rows of A or columns of B, from those of `product` on.
     __device__ __forceinline__ explicit WeightFragmentsOf(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP;
         const int low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
@@ -283,25 +288,26 @@ struct WeightFragmentsOf {
                 Tile::A_NBYTES +
                 place_of_position<Tile>(product.first_column / 8 + 2 * j + high, low + middle * 8);
     }
-    // Loads slice k of the stage: its positions k * K to k * K + K - 1.
+    // a, b = fragments of slice k of the stage: its positions k * K to k * K + K - 1.
     __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
                                          tensor_core::B (&b)[Tile::ACROSS]) const {
         stage += k * Tile::K * LINE_NBYTES;
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i)
-            matrices<true>(stage + a_at[i], a[i][0], a[i][1], a[i][2], a[i][3]);
+            matrices</*TRANSPOSED=*/true>(stage + a_at[i], a[i][0], a[i][1], a[i][2], a[i][3]);
 #pragma unroll
         for (int j = 0; j < Tile::ACROSS; j += 2)
-            matrices<true>(stage + b_at[j / 2], b[j][0], b[j][1], b[j + 1][0], b[j + 1][1]);
+            matrices</*TRANSPOSED=*/true>(stage + b_at[j / 2], b[j][0], b[j][1], b[j + 1][0],
+                                          b[j + 1][1]);
     }
 };
 // For TF32: lane 4 g + t loads the words of row or column g of each eight, at positions t and t +
 // 4.
 template <class Tile>
-struct WeightFragmentsOf<Tile, true> {
+struct WeightFragmentsOf<Tile, /*TF32=*/true> {
     int a_at[2 * Tile::DOWN], b_at[Tile::ACROSS];  // `place` of each eight rows or columns
 
-    // Offsets in a stage, at position t.
+    // Offsets in a stage, at position t, of the rows and columns of `product`.
     __device__ __forceinline__ explicit WeightFragmentsOf(const StagedProduct<Tile>& product) {
 #pragma unroll
         for (int i = 0; i < 2 * Tile::DOWN; ++i) a_at[i] = place(product.first_row + 8 * i);
@@ -314,7 +320,8 @@ struct WeightFragmentsOf<Tile, true> {
         const int lane = threadIdx.x % WARP, at = first + lane / 4;
         return place_of_position<Tile>(at / Tile::VECTOR, lane % 4) + at % Tile::VECTOR * 4;
     }
-    // Loads slice k of the stage, word by word. high: 0 or 1, the second four positions.
+    // a, b = fragments of slice k of the stage, word by word. high: 0 or 1, the second four
+    // positions.
     __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
                                          tensor_core::B (&b)[Tile::ACROSS]) const {
         const auto word = [&](int at, int high) {
@@ -360,18 +367,19 @@ struct ByTensorCores {
         product.multiply(a, b);
         also(a);
     }
-    // Calls f(to + row * OF_ROW + column, pair) for each pair of the thread's sums.
+    // Calls f(to + row * OF_ROW + column, pair) for each pair of the thread's sums, those of (row,
+    // column) and (row, column + 1) of the tile.
     template <int OF_ROW, class To, class F>
     static __device__ __forceinline__ void each_pair(const StagedProduct<Tile>& product, To* to,
                                                      const F& f) {
-        product.template each_pair<OF_ROW, 1>(to, f);
+        product.template each_pair<OF_ROW, /*OF_COLUMN=*/1>(to, f);
     }
 };
 
 // product += the products of `count` stages, in Tile::STAGES buffers of shared memory at `stages`;
 // all but one are in flight while one is multiplied. Each stage is copied by copier.open(),
 // copier.copy(stage, slice) for each slice, copier.close(), in order (zeros after the last), and
-// multiplied by Multiplier::add(stage, slice, product, also).
+// multiplied by Multiplier::add(stage, slice, product, also), which calls also(fragments of A).
 template <class Tile, class Multiplier, class Copier, class Also>
 __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* stages, i32 count,
                                            Copier& copier, const Also& also) {

@@ -15,7 +15,8 @@ struct FourWeights {
     int to;    // offset in `lines`; the four channels are `taps` apart there
 
     // Item `item` < count, numbered (filter, tap, four channels), of the block's filters of `group`
-    // from `first` on and channels from first_channel on.
+    // from `first` on and channels from first_channel on. joined_filters: filters of each of the
+    // groups that staging joined to `group`.
     template <class Tile>
     static __device__ __forceinline__ FourWeights of(const WeightLayout& layout, int item,
                                                      int count, i32 taps, i32 group, i32 first,
@@ -94,9 +95,10 @@ __device__ __forceinline__ void write_lines_of_weights(const float* parts, typen
         for (int i = 0; i < 4 && channel + i < layout.channels; ++i) w[i] = rounded.at[i];
 }
 
-// w[filter][channel][tap] = sum over `count` parts; summers and joined_filters as above. Block
-// `block` has `filters` filters of a group and TOTAL_CHANNELS channels; it transposes their sums in
-// shared memory (`lines`) and writes whole lines.
+// w[filter][channel][tap] = sum over `count` parts; `summers` threads share a sum. joined_filters:
+// filters of each of the groups that staging joined to one. Block `block` has `filters` filters of
+// a group and TOTAL_CHANNELS channels; it transposes their sums in shared memory (`lines`) and
+// writes whole lines.
 template <class Tile>
 __device__ __forceinline__ void write_staged_weights(const float* parts, typename Tile::E* w,
                                                      i32 count, i32 summers, i32 filters,
@@ -148,8 +150,9 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
             w[filter * of_filter + i] = lines[filter * TOTAL_CHANNELS * taps + i];
 }
 
-// w = sum over `count` parts, by block number `block`. `summers` threads share a sum; for
-// joined_filters see write_lines_of_weights.
+// w = sum over `count` parts, by block number `block`. `summers` threads share a sum.
+// joined_filters: filters of each of the groups that staging joined to one (all of a group's, if
+// none were).
 //
 //     filters = 0   w[filter][tap][channel], channels last: write_lines_of_weights
 //     else          w[filter][channel][tap], `filters` filters a block: write_staged_weights

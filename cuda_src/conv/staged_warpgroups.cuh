@@ -23,7 +23,7 @@ struct ByWarpgroups {
         b_at =
             Tile::A_NBYTES + number % Tile::MULTIPLIERS_ACROSS * (Tile::ACROSS * 8 * LINE_NBYTES);
     }
-    // Starts the products of a stage, for which warpgroup::wait waits.
+    // Starts product += those of a stage, for which warpgroup::wait waits.
     __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
         constexpr int A_STEP = A_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
         constexpr int B_STEP = B_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
@@ -39,15 +39,17 @@ struct ByWarpgroups {
                     warpgroup::moved(b, k * B_STEP));
         warpgroup::commit();
     }
-    // Calls f(to + row * OF_ROW + column, pair) for each pair of the thread's sums.
+    // Calls f(to + row * OF_ROW + column, pair) for each pair of the thread's sums, those of (row,
+    // column) and (row, column + 1) of the tile.
     template <int OF_ROW, class To, class F>
     static __device__ __forceinline__ void each_pair(const Product& product, To* to, const F& f) {
-        product.template each_pair<OF_ROW, 1>(to, f);
+        product.template each_pair<OF_ROW, /*OF_COLUMN=*/1>(to, f);
     }
 };
 
-// product += the products of `count` stages, as add_stages, but a stage is multiplied while the
-// next is copied, and also(stage) is called meanwhile.
+// product += the products of `count` stages, in Tile::STAGES buffers of shared memory at `stages`;
+// a stage is multiplied while the next is copied by copier.open(), copy(stage, slice) and close(),
+// and also(stage) is called meanwhile.
 template <class Tile, class Multiplier, class Copier, class Also>
 __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& product, u8* stages,
                                                          i32 count, Copier& copier,

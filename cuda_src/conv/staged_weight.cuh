@@ -32,7 +32,7 @@ struct ColumnReads {
     u32 bit;
 };
 
-// Shared memory beside the stages.
+// Shared memory of sum_staged_weights beside the stages.
 template <class Tile>
 struct WeightShared {
     StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];     // what positions read of X
@@ -102,7 +102,7 @@ struct WeightCopier {
                     y + panel * LINE_VECTORS, exists && (y_exists >> panel & 1) != 0);
 #pragma unroll
             for (int panel = 0; panel < B_PANELS; ++panel)
-                async_copy::copy_or_zeros<16, true>(
+                async_copy::copy_or_zeros<16, /*AGAIN=*/true>(
                     to + (Tile::A_NBYTES + panel * PANEL_NBYTES + i * AT_ONCE * LINE_NBYTES),
                     x + (row.offset + x_at[panel]), exists && (row.inside & x_bits[panel]) != 0);
             y += y_step;
@@ -134,6 +134,7 @@ struct StagedRowSums {
     }
     // Adds the sums of the rows of the warp's fragments `a`.
     __device__ __forceinline__ void add(const tensor_core::A (&a)[Tile::DOWN]) {
+        // A word of one float, or of two 2-byte elements, all 1.
         const u32 ones = bits_of(from_acc<E>(1.0f)) * (sizeof(E) == 2 ? 0x10001u : 1u);
         const tensor_core::B b = {ones, ones};
 #pragma unroll
@@ -153,9 +154,9 @@ struct StagedRowSums {
 #pragma unroll
             for (int i = 0; i < Tile::DOWN; ++i) {
                 const int vector = (first_row + i * PANEL) / 8 + middle;
-                matrices<true>(stage + k * Tile::K * LINE_NBYTES +
-                                   place_of_position<Tile>(vector, low + high * 8),
-                               a[i][0], a[i][1], a[i][2], a[i][3]);
+                matrices</*TRANSPOSED=*/true>(stage + k * Tile::K * LINE_NBYTES +
+                                                  place_of_position<Tile>(vector, low + high * 8),
+                                              a[i][0], a[i][1], a[i][2], a[i][3]);
             }
             add(a);
         }
@@ -177,9 +178,9 @@ struct StagedRowSums {
     }
 };
 
-// The column of D of a tap and a channel: tap * channels + channel. But if channels are whole
-// panels (of `panel` channels), in the order (panel, tap, channel of the panel): a tap reads mostly
-// what the tap before read, which is in the L1 cache.
+// The column of D of a tap (of `taps`) and a channel (of `channels`): tap * channels + channel. But
+// if channels are whole panels (of `panel` channels), in the order (panel, tap, channel of the
+// panel): a tap reads mostly what the tap before read, which is in the L1 cache.
 __device__ __forceinline__ i32 column_of(i32 tap, i32 channel, i32 channels, i32 taps, i32 panel) {
     if (channels % panel != 0) return tap * channels + channel;
     return (channel / panel * taps + tap) * panel + channel % panel;
@@ -191,7 +192,7 @@ template <class I>
 struct ColumnVector {
     I tap, vector;
 
-    // Vector `number` of the columns; a tap has `depth` vectors of channels.
+    // Vector `number` of the columns; each of `taps` taps has `depth` vectors of channels.
     __device__ __forceinline__ ColumnVector(I number, I depth, I taps) {
         if (depth % LINE_VECTORS == 0) {  // as column_of has them
             const I panel = number / LINE_VECTORS, channels = panel / taps;

@@ -2,6 +2,10 @@
 // Staged arrays, from which tiles are copied by vectors: (n, channel, position) as (n, position,
 // channel), channels padded with zeros to whole vectors of 16 bytes, floats rounded to TF32 if they
 // are multiplied so; and StagedRows, what each position of the output reads.
+//
+// Fields of StagedArray: channels, padded (to whole vectors); plane: positions of an image; width:
+// of them that are loaded as one vector; plane_tiles: tiles of PANEL positions of an image; blocks:
+// of the launch, 0 if the array is not staged. StagingLayout has one for each of x, y and w.
 #pragma once
 #include "conv/image.cuh"
 
@@ -10,7 +14,7 @@ namespace cto::conv::staging {
 using namespace image;
 
 // to[position][channel] = from[channel][position] for PANEL channels and positions, by way of
-// `tile` in shared memory: tile[channel * PITCH + position].
+// `tile` in shared memory: tile[channel * PITCH + position]. TF32: floats are rounded to TF32.
 template <class E, bool TF32>
 struct Transposer {
     static constexpr int WIDTH = vec::WIDTH<E>, IN_LINE = PANEL / WIDTH;
@@ -112,8 +116,9 @@ __device__ __forceinline__ void pad_lines(const E* from, E* to, const StagedArra
 }
 
 // to = the staged array of `from`: block `block`, in the order (image, channels, positions), has
-// PANEL channels and PANEL positions of an image. array.width says how it is loaded
-// (facts::StagedArray). memory: shared memory for a Transposer's tile.
+// PANEL channels and PANEL positions of an image. array.width says how it is loaded: by vectors of
+// so many positions; 0: planes side by side; -1: channels are last already. memory: shared memory
+// for a Transposer's tile.
 template <class E, bool TF32>
 __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedArray& array,
                                             u32 block, u8* memory) {
@@ -144,7 +149,8 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
 
 // to[row][tap][k] = W of joined groups: groups.joined groups become one, with zeros where filter
 // and channel are of different groups. A row is a filter and k a channel; in the gradient the other
-// way round. A thread writes a vector of k; vectors are numbered through all blocks.
+// way round. A thread writes a vector of k; vectors are numbered through all blocks, this one being
+// `block`. array: its `channels` are the rows of all groups.
 template <class E, bool TF32>
 __device__ __forceinline__ void spread_w(const E* w, E* to, const StagedArray& array,
                                          const JoinedGroups& groups, u32 block) {
@@ -174,8 +180,8 @@ __device__ __forceinline__ void spread_w(const E* w, E* to, const StagedArray& a
 }
 
 // Returns a word whose bit i says that tap i reads inside of the array, for a position whose tap 0
-// reads at `at`. Taps are numbered with the last axis the fastest; along an axis there are
-// taps[axis], positions jumps[axis] apart.
+// reads at `at`. extents: of the array. Taps are numbered with the last axis the fastest; along an
+// axis there are taps[axis], positions jumps[axis] apart.
 __device__ __forceinline__ u32 taps_inside(const i32 (&at)[3], const i32 (&extents)[3],
                                            const i32 (&taps)[3], const i32 (&jumps)[3]) {
     u32 inside = 1;  // of the taps along the axes so far
@@ -219,8 +225,9 @@ __device__ __forceinline__ void write_row(StagedRow* rows, const StagingLayout& 
     rows[index] = row;
 }
 
-// Stages x, y and w, and writes rows; see conv__stage. Blocks are numbered through x, y, w and
-// rows. EXISTS: compiled for this GPU and type.
+// staged_x, staged_y, staged_w = x, y, w as (n, position, channel), channels padded to whole
+// vectors; rows[position] = what a position of the output reads of X. Blocks are numbered through
+// x, y, w and rows. TF32: floats are rounded to TF32. EXISTS: compiled for this GPU and type.
 template <class E, bool TF32, bool EXISTS>
 __device__ __forceinline__ void stage(const E* x, E* staged_x, const E* y, E* staged_y, const E* w,
                                       E* staged_w, StagedRow* rows, const StagingLayout& layout) {

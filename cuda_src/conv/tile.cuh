@@ -28,7 +28,8 @@ __device__ __forceinline__ int kept(int number) {
 // Constants of a tile, and the layout of a part of A and B in shared memory. TF32: floats are
 // multiplied in TF32 by tensor cores. COPIED: elements are copied to shared memory as they are, so
 // that tensor cores cut floats to TF32 (IS_CUT), instead of being rounded on the way. B_BY_COLUMNS,
-// A_BY_ROWS: see above.
+// A_BY_ROWS: B is BY_COLUMNS, A BY_ROWS in shared memory, if tensor cores load them as they are.
+// N_ROWS: ROWS.
 template <class Element, int N_ROWS, bool TF32, bool B_BY_COLUMNS, bool A_BY_ROWS = false,
           bool COPIED = false>
 struct Tile {
@@ -167,7 +168,7 @@ struct ProductRowSums {
     // Adds the sums over half 0 or 1 of a part.
     __device__ __forceinline__ void add(const E* part, int half) {
         if (!works) return;
-        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;
+        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;  // two in a word
         const tensor_core::B b = {ones, ones};
         tensor_core::A a;
         const int place = tensor_core::place_in_a<E, Tile::BY_ROWS>(Tile::A_PITCH);
@@ -197,6 +198,7 @@ struct LineRowSums {
     float sum = 0;
     bool works;
 
+    // wanted: the sums are to be written.
     __device__ __forceinline__ explicit LineRowSums(bool wanted) : works(wanted) {}
     // Adds the sums over half 0 or 1 of a part.
     __device__ __forceinline__ void add(const float* part, int half) {

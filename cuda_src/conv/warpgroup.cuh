@@ -109,8 +109,9 @@ __device__ __forceinline__ void wait() {
         PRODUCT("m64n256k16.f32." TYPES, NUMBERS_TO_127, "%128, %129, 1, 1, 1, %130, %131", \
                 SIXTY_FOUR(0), SIXTY_FOUR(16))
 
-// Starts d += A B, over K<E> of the sum, for 64 rows and N columns; all threads of the warpgroup
-// call it. wait() waits for it, after commit().
+// Starts d += A B, over K<E> of the sum, for 64 rows and N columns, a and b being the operands'
+// descriptors; A_TRANSPOSED, B_TRANSPOSED: lines in shared memory are k of the sum. All threads of
+// the warpgroup call it. wait() waits for it, after commit().
 template <class E, int N, bool A_TRANSPOSED, bool B_TRANSPOSED>
 __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operand b) {
     static_assert(N == 128 || N == 192 || N == 256);

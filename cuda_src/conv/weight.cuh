@@ -8,6 +8,12 @@
 // 2 bytes, blocks of the first columns, which read all of Y, also sum Y for the gradient of a bias.
 //
 // Y is copied by vectors if its lines are aligned, and X if taps are 1 x 1; else they are gathered.
+//
+// Fields of WeightLayout, some of each of three axes: image, output, extents of X and Y; kernel,
+// stride, dilation, pad; step, how far DEPTH positions on are: images, then along each axis. rows,
+// channels: filters and channels of a group; padded_channels: a multiple of those stored together.
+// row_tiles, column_tiles: tiles of a group; first_tile, tiles: those of this launch, counted over
+// all groups. positions: of Y in all images; positions_of_part: those that a block sums.
 #pragma once
 #include "conv/image.cuh"
 
@@ -31,7 +37,7 @@ struct WeightTile {
 };
 
 // Tile `first_tile + local` of the numbering (group, tile of rows, tile of columns), the last one
-// fastest. `rows` and `columns` are those of a tile.
+// fastest. `rows` and `columns` are those of a tile; `local` counts tiles of this launch.
 __device__ __forceinline__ WeightTile weight_tile(const WeightLayout& layout, u32 local, int rows,
                                                   int columns = COLUMNS) {
     const i32 tile = layout.first_tile + local, line = tile / layout.column_tiles;
@@ -192,7 +198,7 @@ __device__ __forceinline__ void write_sums(const Product<Tile>& product, typenam
 }
 
 // y_sums[part][group][first_row + i] = the sum of the tile's row i of Y over the part's positions,
-// for the rows that exist; nothing without y_sums.
+// for the rows that exist; nothing if y_sums is null. row_sums: the block's RowSums.
 template <class Sums>
 __device__ __forceinline__ void write_y_sums(const Sums& row_sums, float* y_sums, u32 part,
                                              const WeightTile& tile, const WeightLayout& layout) {
@@ -231,8 +237,9 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
                        product.first_column < n_columns - tile.first_column;
     Reader reader(layout, tile, columns, x, y, begin, end);
     const i64 y_plane = volume(layout.output);
-    const LineReader<Tile, Tile::DEPTH> y_lines{reader.y, layout.groups * layout.rows * y_plane,
-                                                y_plane, layout.rows - tile.first_row};
+    const LineReader<Tile, Tile::DEPTH> y_lines{reader.y,
+                                                /*pitch=*/layout.groups * layout.rows * y_plane,
+                                                y_plane, /*count=*/layout.rows - tile.first_row};
     RowSums<Tile> row_sums(SUMS_Y && y_sums && tile.first_column == 0);
     E* const stages = reinterpret_cast<E*>(memory);
     int current = 0;  // where the stage that is multiplied begins
@@ -256,12 +263,12 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
         reader.advance();
         if constexpr (!Tile::BY_ROWS) reader.gather_a(gathered_rows);
         if constexpr (Tile::BY_ROWS) reader.gather_b(gathered_columns);
-        if (works) product.add(stages + current, 0);
-        if constexpr (SUMS_Y) row_sums.add(stages + current, 0);
+        if (works) product.add(stages + current, /*half=*/0);
+        if constexpr (SUMS_Y) row_sums.add(stages + current, /*half=*/0);
         if constexpr (!Tile::BY_ROWS) reader.store_a(next, gathered_rows);
         if constexpr (!Tile::BY_ROWS) reader.gather_b(gathered_columns);
-        if (works) product.add(stages + current, 1);
-        if constexpr (SUMS_Y) row_sums.add(stages + current, 1);
+        if (works) product.add(stages + current, /*half=*/1);
+        if constexpr (SUMS_Y) row_sums.add(stages + current, /*half=*/1);
         reader.store_b(next, gathered_columns);
         current = Tile::STAGE - current;
     }
@@ -285,11 +292,13 @@ __device__ __forceinline__ void sum_weights_of_lines(
     const i64 plane = volume(layout.output);
     const i64 of_y = static_cast<i64>(tile.group) * layout.rows + tile.first_row;
     const i64 of_x = static_cast<i64>(tile.group) * layout.channels + tile.first_column;
-    const LineReader<Tile, Tile::DEPTH> y_lines{
-        y + of_y * plane, layout.groups * layout.rows * plane, plane, layout.rows - tile.first_row};
+    const LineReader<Tile, Tile::DEPTH> y_lines{y + of_y * plane,
+                                                /*pitch=*/layout.groups * layout.rows * plane,
+                                                plane, /*count=*/layout.rows - tile.first_row};
     const LineReader<Tile, Tile::DEPTH> x_lines{x + of_x * plane,
-                                                layout.groups * layout.channels * plane, plane,
-                                                layout.channels - tile.first_column};
+                                                /*pitch=*/layout.groups * layout.channels * plane,
+                                                plane,
+                                                /*count=*/layout.channels - tile.first_column};
     Product<Tile> product;
     RowSums<Tile> row_sums(y_sums && tile.first_column == 0);
     const bool works = product.first_row < layout.rows - tile.first_row &&
@@ -381,8 +390,8 @@ __device__ __forceinline__ void write_weights(const typename Tile::Sum* parts, t
     }
 }
 
-// w and bias = sums over `count` parts, which sum_weights wrote; see conv__weight_total. The first
-// blocks_of_weights blocks write W, the others the bias.
+// w = sums over `count` parts of `parts`, bias = sums of y_parts, both of which sum_weights wrote;
+// `summers` threads share a sum. The first blocks_of_weights blocks write W, the others the bias.
 template <class Tile>
 __device__ __forceinline__ void write_weights_and_bias(const typename Tile::Sum* parts,
                                                        typename Tile::E* w,

@@ -11,7 +11,7 @@ namespace cto::async_copy {
 template <int NBYTES>
 __device__ __forceinline__ void copy(void* shared, const void* global) {
 #if defined(__CUDA_CPU__)
-    emulated_memcpy_async<NBYTES>(shared, global, true);
+    emulated_memcpy_async<NBYTES>(shared, global, /*exists=*/true);
 #elif __CUDA_ARCH__ < 800
     using Words = vec::Vec<u32, NBYTES / 4>;
     *static_cast<Words*>(shared) = *static_cast<const Words*>(global);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// N numbers that are either launch arguments (whole[i] and real[i], where `array` is null) or
-// elements of `array`, whose ONNX element type is `type`, known at run time: one compiled kernel
-// serves both.
+// N numbers that are either launch arguments (number i is whole[i], as a double real[i]; `array` is
+// null) or elements of `array` in GPU memory, whose ONNX element type is `type`, known at run time:
+// one compiled kernel serves both.
 #pragma once
 #include "core/types.cuh"
 

@@ -34,7 +34,8 @@ struct Cell {
     i64 row, column;
 };
 
-// {position / width, position % width}: the cell of a matrix with rows of `width` elements.
+// Element `position` of a matrix with rows of `width` elements: {row, column} = {position / width,
+// position % width}.
 __device__ __forceinline__ Cell cell_at(i64 position, const Divisor& width) {
     const i64 row = quotient(position, width);
     return {row, position - row * width.value};

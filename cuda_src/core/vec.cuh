@@ -129,7 +129,7 @@ struct Unit {
 };
 // Unit for 2-byte elements and bools, EACH of them in a word.
 template <class E>
-struct Unit<E, true> {
+struct Unit<E, /*WORDS=*/true> {
     using Register = u32;
     static constexpr int EACH = sizeof(u32) / sizeof(E);  // elements in a word
     static __device__ Register fill(E x) {  // the product repeats the 16 or 8 bits of x
@@ -172,8 +172,8 @@ struct Elements {
     __device__ __forceinline__ void load(const E* from) {
         registers = *reinterpret_cast<const decltype(registers)*>(from);
     }
-    // load() for data that is read while as much is written, see vec::load_before_stores. The N
-    // elements are 16 bytes.
+    // Loads the N elements at `from`, 16 bytes, marked evict-last in the caches: for data that is
+    // read while as much is written.
     __device__ __forceinline__ void load_before_stores(const E* from) {
         *reinterpret_cast<uint4*>(&registers) =
             vec::load_before_stores(reinterpret_cast<const uint4*>(from));
@@ -187,6 +187,7 @@ struct Elements {
 // HAS_LARGER_PAIR is false, and the result is x: it must not be called.
 #if defined(__CUDA_CPU__)
 constexpr bool HAS_LARGER_PAIR = true;
+// The larger of each of two elements, compared as floats.
 template <class E>
 __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, E) {
     Vec<E, 2> of_x, of_y;
@@ -217,7 +218,7 @@ __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __nv_bfloat16) {
 #endif
 
 // Loads N elements E at `from` as one vector; to[i] = element i as its accumulator type. CONSTANT:
-// by load_constant.
+// by a read-only load, for memory that no thread writes while the kernel runs.
 template <class E, bool CONSTANT = false, int N>
 __device__ __forceinline__ void widen(const void* from, Acc<E> (&to)[N]) {
     using Unit = vec::Unit<E, IN_WORDS<E, N>>;

@@ -15,7 +15,8 @@ using lines::Max;
 using lines::Sum;
 
 // Reductions over the threads of a bundle, those with the same threadIdx.x: max and sum replace
-// values[i], i the line in the bundle, in each of them. All threads of the block call them.
+// values[i], i < WIDTH the line in the bundle, by the maximum or sum of these threads' values[i],
+// in each of them. All threads of the block call them.
 template <class A, int WIDTH>
 struct BundleThreads {
     using Values = vec::Vec<A, WIDTH>;
@@ -45,14 +46,16 @@ struct BundleThreads {
 };
 
 // This thread's part of its bundle, as a Line of vectors: `number` and `start` are those of the
-// bundle's first line, slots are element 0, 1, ... of all its lines. number is -1 for threads
-// beyond the last bundle. A block has blockDim.x neighbouring bundles of one outer index; stride is
-// a multiple of WIDTH.
+// bundle's first line, slot j is element j of all its lines. number is -1 for threads beyond the
+// last bundle. DEPTH: slots of a thread in registers at a time, a batch. length: elements of a
+// line; stride: from one of them to the next, a multiple of WIDTH. A block has blockDim.x
+// neighbouring bundles of one outer index, which has n_tiles blocks.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> bundle_of(i64 length, i64 stride) {
     const u32 n_tiles = static_cast<u32>((stride / WIDTH + blockDim.x - 1) / blockDim.x);
     const i64 outer = blockIdx.x / n_tiles;
     const i64 column = (static_cast<i64>(blockIdx.x % n_tiles) * blockDim.x + threadIdx.x) * WIDTH;
+    // Fields: number, start, stride, pitch, edge (-1: none), n_slots, thread, threads, head.
     if (column >= stride) return {-1, 0, stride, stride, -1, 0, threadIdx.y, blockDim.y, 0};
     const i64 start = outer * length * stride + column;
     const i32 n_slots = static_cast<i32>(length);

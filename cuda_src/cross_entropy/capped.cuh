@@ -41,9 +41,10 @@ __device__ __forceinline__ void hide(double& x) {
 #endif
 }
 
-// LineReader::renew (which hides 2-byte elements from the compiler, as `hide` does), for wide
-// elements too: the compiler would keep what it computed of them, capped scores or shares, from one
-// use to the next, for which there are too few registers. zero: Line::zero(), 0 at run time.
+// Hides from the compiler that the reader's DEPTH x WIDTH elements are the same as before, of all
+// types (LineReader::renew does so for 2-byte ones): it would keep what it computed of them, capped
+// scores or shares, from one use to the next, for which there are too few registers. zero:
+// Line::zero(), 0 at run time.
 template <class E, int WIDTH, int DEPTH>
 __device__ __forceinline__ void renew_all(LineReader<E, WIDTH, DEPTH>& reader, u32 zero) {
     reader.renew(zero);
@@ -64,12 +65,13 @@ struct CappedReader : LineReader<E, WIDTH, DEPTH> {
     Cap<A> cap;
     A edge;
 
-    // Of `array` along `line`.
+    // Reads `array` along `line`, capped by `cap`.
     __device__ __forceinline__ CappedReader(const Line<WIDTH, DEPTH>& line, const E* array,
                                             Cap<A> cap)
-        : Base(line, array, from_acc<E>(negative_infinity<A>())),
+        : Base(line, array, /*fill=*/from_acc<E>(negative_infinity<A>())),
           cap(cap),
           edge(cap(to_acc(Base::edge))) {}
+    // Element i of the thread's slot u, capped.
     __device__ __forceinline__ A at(int u, int i) const { return cap(Base::at(u, i)); }
     __device__ __forceinline__ void renew(u32 zero) { renew_all<E, WIDTH, DEPTH>(*this, zero); }
     // max(least, the capped elements in registers): the cap of their maximum, as it is monotonic.

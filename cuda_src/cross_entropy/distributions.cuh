@@ -22,10 +22,9 @@ struct DenseSum {
     // targets * shift; 0 without targets, even if shift is infinite.
     __device__ A shifted(A shift) const { return targets == 0 ? A(0) : targets * shift; }
 
-    // Adds a batch of elements (x, t); the arguments are those of lines::read: each(see) calls
-    // see(x, t) for each, renew() hides them from the compiler, largest(a) = max(a, all x). Updates
-    // the maximum of x first, and moves `linear` to it: sum of t (x - now) = linear + targets
-    // (before - now).
+    // Adds a batch of elements (x, t), called by lines::read: each(see) calls see(x, t) for each,
+    // renew() hides them from the compiler, largest(a) = max(a, all x). Updates the maximum of x
+    // first, and moves `linear` to it: sum of t (x - now) = linear + targets (before - now).
     template <class Each, class Renew, class Largest>
     __device__ __forceinline__ void include(const Each& each, const Renew& renew,
                                             const Largest& largest) {

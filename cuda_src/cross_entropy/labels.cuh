@@ -16,7 +16,7 @@ __device__ __forceinline__ A not_a_number() {
     return static_cast<A>(__int_as_float(0x7FFFFFFF));
 }
 
-// The target of a row: {label, weight, false}; {-1, 0, false} where the label is ignored, {-1, 1,
+// The target of a row, {label, weight, outside}: {-1, 0, false} where the label is ignored, {-1, 1,
 // true} where it is outside [0, n_classes).
 template <class A>
 struct Target {
@@ -61,8 +61,8 @@ __device__ __forceinline__ A weight_at(const void* weights, i32 type, i64 i) {
 }
 
 // The Target of row `row`. labels: i64 or i32, one for each row. weights: one for each class, or
-// for each row if rule.row_weights; null for 1. weights[label] is read only if the label is in
-// range.
+// for each row if rule.row_weights; null for 1. rule: n_classes, ignore_index, the types of both
+// arrays. weights[label] is read only if the label is in range.
 template <class A>
 __device__ __forceinline__ Target<A> target_of(const void* labels, const void* weights,
                                                const Rule& rule, i64 row) {
@@ -82,7 +82,8 @@ struct Losses {
     A* summed;
     // True if store may be called.
     __device__ bool wanted() const { return output || summed; }
-    // of_label: -log_softmax[label] of the row.
+    // Stores the loss of `row`, of_label = -log_softmax[label] of it, by its target: 0 or NaN where
+    // the label is ignored or out of range.
     __device__ void store(i64 row, const Target<A>& target, A of_label) const {
         const A loss = target.loss(of_label);
         if (summed)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Losses of lines of scores with labels, and the gradients of the scores, in one kernel. The
 // gradient may be the same array as the scores: a line's label score is read before any of the line
-// is written. A line is the scores of one row; `Line` is a thread's part of it
-// (algorithm/lines.cuh).
+// is written. A line is the scores of one row; `Line` is a thread's part of it, slots (vectors) of
+// W elements, DEPTH of them in registers at a time (algorithm/lines.cuh).
 #pragma once
 #include "algorithm/row_softmax.cuh"
 #include "cross_entropy/labels.cuh"
@@ -43,9 +43,9 @@ template <class T, class TOUT>
 struct LossAndGradient {
     using A = Acc<T>;
     const T* scores;
-    const void* labels;
-    const void* weights;
-    const labels::Rule& rule;  // how labels and weights are read, see labels::target_of
+    const void* labels;        // the class of each line, i64 or i32
+    const void* weights;       // of each class, or of each line; null for 1
+    const labels::Rule& rule;  // how labels and weights are read
     T* gradient;               // of the scores, in their layout, or null
     labels::Losses<TOUT, A> losses;
     A scale;             // the gradient of the sum of weighted losses / divisor
@@ -54,7 +54,7 @@ struct LossAndGradient {
     // The numbers of this thread's line. Reads its label, weight and label score.
     template <int W, int DEPTH>
     __device__ __forceinline__ OfLine<A> of_line(const Line<W, DEPTH>& line) const {
-        labels::Target<A> target{-1, 0, false};
+        labels::Target<A> target{/*label=*/-1, /*weight=*/0, /*outside=*/false};
         if (line.number >= 0) target = labels::target_of<A>(labels, weights, rule, line.number);
         A score = 0;
         if (target.label >= 0) score = to_acc(scores[line.start + target.label * line.stride]);
@@ -62,8 +62,9 @@ struct LossAndGradient {
         return {target, score, target.slope(scale, by), target.skips(by)};
     }
 
-    // Stores the loss of a line and writes its gradient. `terms` (Plain, or regularized.cuh's
-    // Regularized) has the formulas:
+    // Stores the loss of a line and writes its gradient. `line` is this thread's part; `threads`
+    // reduces over the line's threads. `terms` (Plain, or regularized.cuh's Regularized) has the
+    // formulas:
     //
     //     reader(line, scores)                  returns a LineReader of the scores
     //     sums()                                returns the empty sums that `read` adds batches to
@@ -86,7 +87,9 @@ struct LossAndGradient {
 
 // The terms of the plain cross-entropy: loss = -w log_softmax(scores)[label], gradient[i] =
 // (softmax(scores)[i] - (i == label)) * slope of each line, slope = scale * w / divisor, w the
-// weight of the line's label. For the methods see LossAndGradient::line.
+// weight of the line's label. Arguments of its methods: call, the kernel's arguments; own, label,
+// label's score and slope of the line; of, its maximum and sum; batch, the one in registers of
+// `in`.
 template <class T, class TOUT>
 struct Plain {
     using A = Acc<T>;
@@ -94,7 +97,7 @@ struct Plain {
 
     template <int W, int DEPTH>
     __device__ __forceinline__ auto reader(const Line<W, DEPTH>& line, const T* scores) const {
-        return LineReader<T, W, DEPTH>(line, scores, from_acc<T>(negative_infinity<A>()));
+        return LineReader<T, W, DEPTH>(line, scores, /*fill=*/from_acc<T>(negative_infinity<A>()));
     }
     __device__ OnlineSum<A> sums() const { return {}; }
     // loss = log(sum) - (score of the label - max).

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Numbers of a line beside its loss: the square of log(sum of exp(scores)), and the class with the
-// largest score.
+// largest score. W, DEPTH: elements of a slot of a line, slots that a thread has in registers
+// (algorithm/lines.cuh).
 #pragma once
 #include "algorithm/row_softmax.cuh"
 #include "cross_entropy/labels.cuh"
@@ -42,8 +43,8 @@ struct Measures {
     __device__ A sought(const OnlineSum<A>& of) const {
         return classes && of.sum > 0 ? of.max : labels::not_a_number<A>();
     }
-    // classes[line] = the class, or -1 if the line's label is ignored. All threads of the line call
-    // it.
+    // classes[line] = the class that the line's threads found (`of`), or -1 if the line's label is
+    // ignored (is_ignored). All threads of the line call it; `threads` reduces over them.
     template <int W, int DEPTH, class Threads>
     __device__ __forceinline__ void store_class(const Line<W, DEPTH>& line, const FirstClass& of,
                                                 const Threads& threads, bool is_ignored) const {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Losses with smoothed labels, capped scores and a penalty square log(sum of exp(scores))^2
-// (z-loss), and their gradients, in one kernel. Line, slot and batch: see algorithm/lines.cuh.
+// (z-loss), and their gradients, in one kernel. A Line is a thread's part of one line of scores:
+// slots (vectors) of W elements, DEPTH of them, a batch, in registers at a time
+// (algorithm/lines.cuh).
 #pragma once
 #include "cross_entropy/capped.cuh"
 #include "cross_entropy/loss_and_gradient.cuh"
@@ -23,6 +25,7 @@ using namespace row_softmax;
 template <class E, int WIDTH, int DEPTH>
 struct OptionalWriter : LineWriter<E, WIDTH, DEPTH> {
     using LineWriter<E, WIDTH, DEPTH>::LineWriter;
+    // Writes values[i] to element i of the thread's slot u of a batch.
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
                                           const Acc<E> (&values)[WIDTH]) const {
@@ -45,8 +48,9 @@ struct AverageSum {
     // count * shift; 0 without elements, even if shift is infinite.
     __device__ A shifted(A shift) const { return count == 0 ? A(0) : count * shift; }
 
-    // Adds a batch of the thread's elements; arguments as in lines::read. Moves `linear` to the new
-    // maximum: sum of s - now = linear + count (before - now).
+    // Adds a batch of the thread's elements s, called by lines::read: each(see) calls see(s) for
+    // each, renew() hides them from the compiler, largest(a) = max(a, all s). Moves `linear` to the
+    // new maximum: sum of s - now = linear + count (before - now).
     template <class Each, class Renew, class Largest>
     __device__ __forceinline__ void include(const Each& each, const Renew& renew,
                                             const Largest& largest) {
@@ -76,8 +80,10 @@ struct AverageSum {
     }
 };
 
-// The terms of the regularized loss; for the methods see LossAndGradient::line. With s =
-// cap(scores), l = log softmax(s), q = log(sum of exp(s)) of each line, w the weight of its label:
+// The terms of the regularized loss. Arguments of its methods: call, the kernel's arguments; own,
+// label, label's score and slope of the line; sums, its AverageSum; batch, the one in registers of
+// `in`. With s = cap(scores), l = log softmax(s), q = log(sum of exp(s)) of each line, w the weight
+// of its label:
 //     loss = -w ((1 - smoothing) l[label] + smoothing mean(l) - square q^2)
 //     gradient[i] = (softmax(s)[i] (1 + 2 square q) - (1 - smoothing) (i == label)
 //                    - smoothing / length) slope cap'(scores[i])
@@ -85,9 +91,9 @@ template <class T, class TOUT>
 struct Regularized {
     using A = Acc<T>;
     using Call = LossAndGradient<T, TOUT>;
-    i64 length;           // classes
-    A smoothing, square;  // label smoothing in [0, 1]; factor of q^2
-    Cap<A> cap;
+    i64 length;                  // classes
+    A smoothing, square;         // label smoothing in [0, 1]; factor of q^2
+    Cap<A> cap;                  // s = cap(score)
     Measures<TOUT, A> measures;  // outputs for square q^2 and for the class with the largest score
 
     template <int W, int DEPTH>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Losses against a share h[c] of each class c, and their gradients, in one kernel. Shares are
-// target probabilities, or made of a label by smoothing, times the classes' weights. Line, slot and
-// batch: see algorithm/lines.cuh.
+// target probabilities, or made of a label by smoothing, times the classes' weights. A Line is a
+// thread's part of one line of scores: slots (vectors) of W elements, DEPTH of them, a batch, in
+// registers at a time (algorithm/lines.cuh).
 #pragma once
 #include "cross_entropy/capped.cuh"
 #include "cross_entropy/distributions.cuh"
@@ -36,9 +37,10 @@ struct ShareOf {
     }
 };
 
-// A reader, like LineReader, of the shares of a line's classes: of target probabilities in `array`,
-// or of the one-hot label where `label` >= 0 (then nothing is read). Places without an element are
-// 0. batch: the one in registers; edge: the share at the thread's place outside whole vectors.
+// A reader, with LineReader's methods, of the shares of a line's classes: of target probabilities
+// in `array`, or of the one-hot label where `label` >= 0 (then nothing is read). Places without an
+// element are 0. batch: the one in registers; edge: the share at the thread's place outside whole
+// vectors.
 template <class E, int WIDTH, int DEPTH>
 struct ShareReader {
     using A = Acc<E>;
@@ -52,7 +54,7 @@ struct ShareReader {
     // array: target probabilities, null if label >= 0.
     __device__ __forceinline__ ShareReader(const Line<WIDTH, DEPTH>& line, const E* array,
                                            const ShareOf<A>& share, i64 label)
-        : targets(line, array, from_acc<E>(A(0)), array != nullptr),
+        : targets(line, array, /*fill=*/from_acc<E>(A(0)), /*present=*/array != nullptr),
           line(line),
           share(share),
           label(label),
@@ -75,8 +77,8 @@ struct ShareReader {
     __device__ __forceinline__ void renew(u32 zero) { capped::renew_all(targets, zero); }
 };
 
-// A writer, like LineWriter, of the gradients of scores and of targets; a null array is not
-// written.
+// A writer, with LineWriter's methods, of the gradients of scores and of targets; a null array is
+// not written.
 template <class T, class TTARGET>
 struct GradientWriter {
     struct Value {
@@ -86,7 +88,7 @@ struct GradientWriter {
     T* scores;
     TTARGET* targets;
 
-    // Writes the gradients of the WIDTH elements of the thread's slot u of a batch.
+    // Writes the gradients, values[i] of element i, of the thread's slot u of a batch.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
@@ -131,16 +133,16 @@ struct Shares {
     // The target of line `number`, whose weight is f; of_square = w.
     __device__ __forceinline__ Target target_of(i64 number, A& of_square) const {
         of_square = 1;
-        if (number < 0) return {-1, 0, false};
+        if (number < 0) return {/*label=*/-1, /*weight=*/0, /*outside=*/false};
         if (targets) return {-1, row_weights ? row_weights[number] : A(1), false};
         Target target = labels::target_of<A>(call.labels, call.weights, call.rule, number);
         of_square = target.weight;
         target.weight = target.outside || target.label >= 0 ? A(1) : A(0);
         return target;
     }
-    // Stores loss and measures of a line and writes its gradients, as far as they are wanted. all:
-    // q; last: q - max, log(sum); of_log: w square; of_sum: the factor of exp(s - max) in the
-    // gradient.
+    // Stores loss and measures of a line and writes its gradients, as far as they are wanted.
+    // `threads` reduces over the line's threads. all: q; last: q - max, log(sum); of_log: w square;
+    // of_sum: the factor of exp(s - max) in the gradient.
     template <int W, int DEPTH, class Threads>
     __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads) const {
         A of_square;
@@ -188,7 +190,8 @@ struct Shares {
     static __device__ __forceinline__ void store(const labels::Losses<TOUT, A>& losses, i64 number,
                                                  const Target& target, A loss) {
         if (losses.wanted())
-            losses.store(number, Target{0, 1, target.outside}, target.weighted(loss));
+            losses.store(number, Target{/*label=*/0, /*weight=*/1, target.outside},
+                         target.weighted(loss));
     }
 };
 

@@ -11,7 +11,8 @@
 // rows (a power of two up to 32, or the whole block); _columns have arrays (n_outer, length,
 // stride), threads along x have neighbouring lines, threads along y share one.
 //
-// state = {seed, offset} of the random words; scale = 1 / (1 - ratio), in training.
+// state = {seed, offset} of the random words (philox.cuh); an element is kept if its word is at
+// most `largest`. scale = 1 / (1 - ratio), in training.
 #include "core/either.cuh"
 #include "core/slots.cuh"
 #include "dropout/facts.cuh"
@@ -51,7 +52,8 @@ constexpr int DRAWING_BLOCKS = 1, BIASED_BLOCKS = 1;
 __device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
     return {{static_cast<u64>(as_i64(state, 0)), static_cast<u64>(as_i64(state, 1))}, largest};
 }
-// draw_of with the keys of all Philox rounds computed once, for threads that draw many words.
+// draw_of's choice, with the keys of all Philox rounds computed once, for threads that draw many
+// words.
 __device__ __forceinline__ KeyedDraw keyed_draw_of(const Either<2>& state, u32 largest) {
     const Draw draw = draw_of(state, largest);
     return {{philox::Keys(draw.sequence.key), draw.sequence.offset}, largest};
@@ -85,8 +87,9 @@ struct Backward {
 template <int TOTAL_NBYTES>
 constexpr int SLOTS = TOTAL_NBYTES / 16 / N_HELD;
 
-// Softmax of data + bias and its dropout (bias_softmax_line) of contiguous rows of `length`
-// elements; `threads` threads share a row, and each has TOTAL_NBYTES of it in registers at a time.
+// Writes softmax of data + bias, and its dropout, to `to`, for n_rows contiguous rows of `length`
+// elements; bias_rows: the row of the bias for each row; `threads` threads share a row, and each
+// has TOTAL_NBYTES of it in registers at a time.
 template <int TOTAL_NBYTES>
 __device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
                                                   const BiasRows& bias_rows,
@@ -97,9 +100,9 @@ __device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
     bias_softmax_line(line, RowThreads<ACC>{threads, per_warp}, data, bias, bias_rows, length, to);
 }
 
-// Writes dx, the gradient of softmax and dropout (gradient_line), of contiguous rows of `length`
-// elements; y is the softmax. `threads` threads share a row, and each has TOTAL_NBYTES of it in
-// registers at a time.
+// Writes dx, the gradient of softmax and dropout, of n_rows contiguous rows of `length` elements; y
+// is the softmax, mask has a byte for each element; through: scale, and whether all elements were
+// kept. `threads` threads share a row, and each has TOTAL_NBYTES of it in registers at a time.
 template <int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const bool* mask, const T* y, T* dx,
                                               const Through<ACC>& through, i64 n_rows, i64 length,
@@ -151,8 +154,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     map_elements<Tile>(n, aligned, Backward{scale}, in(dy), BitsFrom{mask, keeps_all}, out(dx));
 }
 
-// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a byte each; kept as of
-// `dropout`. bias (a row of columns.value elements), residual, output and mask may be null.
+// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a byte each; an element is
+// kept if its random word is at most `largest`. bias (a row of columns.value elements), residual,
+// output and mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
     bias_dropout(const T* data, const T* bias, const T* residual, T* output, bool* mask, i64 n,
                  bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
@@ -161,8 +165,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
                     in_or_zero(residual), ChoicesOf{draw_of(state, largest)}, out_if_wanted(output),
                     BytesTo{mask});
 }
-// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a bit each; kept as of
-// `dropout`. bias (a row of columns.value elements), residual, output and mask may be null.
+// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a bit each; an element is
+// kept if its random word is at most `largest`. bias (a row of columns.value elements), residual,
+// output and mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
     bitmask_bias_dropout(const T* data, const T* bias, const T* residual, T* output, u32* mask,
                          i64 n, bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
@@ -172,10 +177,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
                     BitsTo{mask});
 }
 
-// softmax_output = softmax(data + bias) of each row, dropout_output = kept ? softmax_output *
-// scale : 0, mask = kept, a byte each. Outputs may be null. `rows` and `inner` say which row of the
-// bias goes with a row of data, see BiasRows. A thread has SHORT_NBYTES of a row in registers at a
-// time.
+// softmax_output = softmax(data + bias) of each row, dropout_output = kept ? softmax_output * scale
+// : 0, mask = kept, a byte each. Outputs may be null. Row r of data has row r / rows of the bias if
+// `inner`, else r % rows. A thread has SHORT_NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
     bias_softmax_dropout__short_rows(const T* data, const T* bias, T* dropout_output, bool* mask,
                                      T* softmax_output, const __grid_constant__ Divisor rows,
@@ -186,10 +190,9 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
         {dropout_output, mask, softmax_output, keyed_draw_of(state, largest), scale}, n_rows,
         length, threads);
 }
-// softmax_output = softmax(data + bias) of each row, dropout_output = kept ? softmax_output *
-// scale : 0, mask = kept, a byte each. Outputs may be null. `rows` and `inner` say which row of the
-// bias goes with a row of data, see BiasRows. A thread has LINE_NBYTES of a row in registers at a
-// time.
+// softmax_output = softmax(data + bias) of each row, dropout_output = kept ? softmax_output * scale
+// : 0, mask = kept, a byte each. Outputs may be null. Row r of data has row r / rows of the bias if
+// `inner`, else r % rows. A thread has LINE_NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
     bias_softmax_dropout__rows(const T* data, const T* bias, T* dropout_output, bool* mask,
                                T* softmax_output, const __grid_constant__ Divisor rows, bool inner,
@@ -201,8 +204,8 @@ extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
         length, threads);
 }
 // softmax_output = softmax(data + bias) of each line, dropout_output = kept ? softmax_output *
-// scale : 0, mask = kept, a byte each. Outputs may be null. `rows` and `inner` say which line of
-// the bias goes with a line of data, see BiasRows. A line's elements are `stride` apart.
+// scale : 0, mask = kept, a byte each. Outputs may be null. Line r of data has line r / rows of the
+// bias if `inner`, else r % rows. A line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     bias_softmax_dropout__columns(const T* data, const T* bias, T* dropout_output, bool* mask,
                                   T* softmax_output, const __grid_constant__ Divisor rows,
@@ -216,8 +219,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                       to);
 }
 
-// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
-// keeps_all; else 0. A thread has SHORT_NBYTES of a row in registers at a time.
+// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask's byte is
+// set, or if keeps_all; else 0. A thread has SHORT_NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
     softmax_dropout_grad__short_rows(const T* dy, const bool* mask, const T* softmax_y, T* dx,
                                      ACC scale, bool keeps_all, i64 n_rows, i64 length,
@@ -225,16 +228,16 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
     gradient_rows<SHORT_NBYTES>(dy, mask, softmax_y, dx, {scale, keeps_all}, n_rows, length,
                                 threads);
 }
-// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
-// keeps_all; else 0. A thread has LINE_NBYTES of a row in registers at a time.
+// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask's byte is
+// set, or if keeps_all; else 0. A thread has LINE_NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
     softmax_dropout_grad__rows(const T* dy, const bool* mask, const T* softmax_y, T* dx, ACC scale,
                                bool keeps_all, i64 n_rows, i64 length, u32 threads) {
     gradient_rows<LINE_NBYTES>(dy, mask, softmax_y, dx, {scale, keeps_all}, n_rows, length,
                                threads);
 }
-// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
-// keeps_all; else 0. A line's elements are `stride` apart.
+// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask's byte is
+// set, or if keeps_all; else 0. A line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_dropout_grad__columns(const T* dy, const bool* mask, const T* softmax_y, T* dx,
                                   ACC scale, bool keeps_all, i64 n_outer, i64 length, i64 stride) {

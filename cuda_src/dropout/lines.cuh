@@ -36,6 +36,7 @@ struct BiasRows {
 // Reader of the sums x + bias along a line, with the interface of lines::Reader. Each sum is
 // computed once, when its elements are loaded, and stays in registers instead of them: a float
 // takes no more registers than two elements of 2 bytes or more. Sums past the line's end are -inf.
+// `edge`: the thread's sum outside whole slots.
 template <class T, int W, int DEPTH>
 struct SumReader {
     using A = Acc<T>;
@@ -46,11 +47,11 @@ struct SumReader {
 
     // Element i of the line is x[line.start + i] + bias[line.start + i].
     __device__ __forceinline__ SumReader(const Line<W, DEPTH>& line, const T* x, const T* bias)
-        : x(line, x, from_acc<T>(row_softmax::negative_infinity<A>())),
-          bias(line, bias, from_acc<T>(A(0))),
+        : x(line, x, /*fill=*/from_acc<T>(row_softmax::negative_infinity<A>())),
+          bias(line, bias, /*fill=*/from_acc<T>(A(0))),
           edge(to_acc(this->x.edge) + to_acc(this->bias.edge)) {}
 
-    // registers = x + bias of a batch of the line.
+    // registers = x + bias of a batch of the line. STREAMS: by streaming loads.
     template <bool STREAMS = false>
     __device__ __forceinline__ void load(const Line<W, DEPTH>& line,
                                          typename row_softmax::Slots<W>::Count batch) {
@@ -71,11 +72,11 @@ struct SumReader {
             for (int i = 0; i < W; ++i) least = row_softmax::larger(least, registers[u][i]);
         return least;
     }
-    __device__ void renew(u32) const {}
+    __device__ void renew(u32) const {}  // sums are not packed 2-byte elements
 };
 
-// Writer, as for lines::write, of p, the softmax of a line, to `softmax`; mask = kept; dropped =
-// kept ? p * scale : 0. Any of the arrays, which have one layout, may be null.
+// Writer, for lines::write (store, store_edge), of p, the softmax of a line, to `softmax`; mask =
+// kept; dropped = kept ? p * scale : 0. Any of the arrays, which have one layout, may be null.
 template <class T>
 struct DropoutWriter {
     using Value = Acc<T>;
@@ -85,7 +86,7 @@ struct DropoutWriter {
     KeyedDraw rule;  // which elements of the array are kept
     Value scale;
 
-    // Writes slot u of a batch: p, and p dropped out.
+    // Writes the thread's slot u of a batch, if it exists: element i is p[i].
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename row_softmax::Slots<WIDTH>::Count batch, int u,
@@ -124,9 +125,9 @@ struct DropoutWriter {
     }
 };
 
-// Writes softmax of data + bias along one line, and its dropout, to `to`. `threads` reduces over
-// the line's threads; length: elements of a line; bias: rows as `data` has them, chosen by
-// bias_rows.
+// Writes softmax of data + bias along one line, and its dropout, to `to`. W: elements of a slot.
+// `threads` reduces over the line's threads; length: elements of a line; bias: rows as `data` has
+// them, chosen by bias_rows.
 template <class T, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void bias_softmax_line(const Line<W, DEPTH>& line,
                                                   const Threads& threads, const T* data,
@@ -171,8 +172,8 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
                                               Through<Acc<T>> through) {
     using A = Acc<T>;
     const T zero = from_acc<T>(A(0));
-    LineReader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
-    LineReader<bool, W, DEPTH> in_mask(line, mask, false);
+    LineReader<T, W, DEPTH> in_dy(line, dy, /*fill=*/zero), in_y(line, y, /*fill=*/zero);
+    LineReader<bool, W, DEPTH> in_mask(line, mask, /*fill=*/false);
     const auto batch = row_softmax::read(line, through, in_dy, in_mask, in_y);
     const A sum = threads.sum(through.sum);
     const auto map = [=](Place<W>, A dy, bool kept, A y) {

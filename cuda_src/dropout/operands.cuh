@@ -4,13 +4,14 @@
 // A mask has a byte (a bool) for each element, or a bit: bit i % 32 of word i / 32, which is bit i
 // % 8 of byte i / 8.
 //
-// An operand has the thread's elements of a tile in registers, and these functions:
+// An operand has the thread's elements of a tile in registers: S, a Tiling, has the tile's size in
+// elements, `threads` a block, `each` elements a thread, `width` a vector. Its functions:
 //     seek(first)         the tile begins at element `first` of the array
 //     load(u, offset)     loads vector u, which is at `offset` in the tile
 //     at(u, i)            element i of vector u, an argument of the map
-//     store(u, offset)    stores vector u
-//     load_apart, store_apart    the same for a tile that is not aligned, or not full: the thread's
-//                                elements are S::threads apart
+//     store(u, offset)    stores vector u (STREAMING: evict-first)
+//     load_apart(offset, n), store_apart(offset, n)    the same for a tile that is not aligned, or
+//                         has only n elements: the thread's are S::threads apart
 #pragma once
 #include "algorithm/elementwise.cuh"
 #include "math/philox.cuh"
@@ -89,12 +90,14 @@ __device__ __forceinline__ double scaled_or_0(double x, bool kept, double scale)
     return kept ? x * scale : 0.0;
 }
 
-// Sets `mark` to kept = drawn.word <= drawn.largest, and returns kept ? x * scale : 0.
+// Sets `mark`, the element's place in a mask, to kept = drawn.word <= drawn.largest, and returns
+// kept ? x * scale : 0.
 __device__ __forceinline__ double marked(double x, Choice drawn, double scale, const Mark& mark) {
     mark = drawn.kept();
     return scaled_or_0(x, drawn.kept(), scale);
 }
-// `marked` for float32; in PTX, as the compiler would compare twice.
+// Sets `mark` to kept and returns kept ? x * scale : 0, for float32; in PTX, as the compiler would
+// compare twice.
 __device__ __forceinline__ float marked(float x, Choice drawn, float scale, const Mark& mark) {
 #ifdef __CUDA_CPU__
     mark = drawn.kept();
@@ -163,8 +166,8 @@ struct Choices {
     Neighbours<width> registers[VECTORS];
 
     __device__ void seek(i64 start) { first = start; }
-    // Called for vectors u = 0, 1, ...: draws for all of them with the last one, when the loads of
-    // other operands are under way. at: the offset of vector v in the tile.
+    // Called for vectors u = 0, 1, ..., each at `offset` in the tile: draws for all of them with
+    // the last one, when the loads of other operands are under way. at: the offset of vector v.
     __device__ void load(int u, u32 offset) {
         if (u + 1 < VECTORS) return;
 #pragma unroll
@@ -206,6 +209,7 @@ struct ByteReader {
 
     // The tile begins at element `first` of the array; its bytes of the mask follow from there.
     __device__ void seek(i64 first) { from += first; }
+    // Loads the bytes of vector u, at `offset` in the tile.
     __device__ void load(int u, u32 offset) {
         registers[u] = *reinterpret_cast<const vec::Vec<Word, width / EACH>*>(from + offset);
 #pragma unroll
@@ -231,7 +235,7 @@ struct ByteReader {
 };
 
 // Operand that reads a mask of bits. A vector has at most 8 elements, so its bits lie in one byte.
-// `filled` as in ByteReader.
+// `filled` is ORed to each register: ALL keeps every element, whatever the mask has; else it is 0.
 template <class S>
 struct BitReader {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
@@ -306,7 +310,8 @@ struct BitWriter {
     __device__ void load_apart(u32, u32) { registers[0] = 0; }
     __device__ Mark at(int u, int i) { return {registers[u], 1u << i}; }
 
-    // The first of LANES lanes writes the byte that has the bits of all.
+    // Stores vector u, at `offset` in the tile: the first of LANES lanes writes the byte that has
+    // the bits of all.
     template <bool STREAMING>
     __device__ void store(int u, u32 offset) const {
         if (!to) return;
