@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Policies: the codec for an activation, by what the backward pass needs; its operators."""
+"""Policies: the codec for an activation, by what the backward pass needs; its operators.
+
+owner: the class or function of the caller, which errors name. name: the array's.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +61,7 @@ POLICIES: Mapping[str, Policy] = {
 
 
 def get_policy(owner: str, policy: object, named: Mapping[str, T]) -> T | Policy:
-    """Return the policy of a name in `named`, or `policy` itself, a function; refuse others.
-
-    owner: for the error, as in all functions here.
-    """
+    """Return the policy of a name in `named`, or `policy` itself, a function; refuse others."""
     if isinstance(policy, str) and policy in named:
         return named[policy]
     if not callable(policy):

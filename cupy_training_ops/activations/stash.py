@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Activations of NumPy-style loops, stored as codes from the forward pass to the backward pass.
+"""Activations of NumPy-style loops, stored as codes, in fewer bytes, until the backward pass.
 
     caller's stream   layer 1 | layer 2 | layer 3 | ...     gradient of 3 | of 2 | of 1
     side stream               | put 1   | put 2   | ...  get 3   | get 2  | get 1
@@ -58,8 +58,8 @@ class StashEntry(Entry):
 
     name: str
     spec: Spec
-    device: int
-    streams: Streams
+    device: int  # the array's, by index
+    streams: Streams  # the device's side stream, which encodes and decodes
     place: tuple[object, ...]  # (name, need, dtype, shape, device): the same in each step
     row: dict[str, Any]  # in the report: codec, need, before and after in bytes
     statistics: HeldBytes
@@ -83,7 +83,10 @@ class StashEntry(Entry):
         return self.streams.on_side(self.code[:nbytes].copy)
 
     def reject(self, check: PendingCheck, failure: str) -> None:
-        """Store the array instead of codes; raise if it has indices out of range."""
+        """Store the array instead of codes; raise if it has indices out of range.
+
+        failure: why the codes fail the check, as INDEX.
+        """
         self.statistics.add(-self.nbytes)
         self.code = self.decoder = None
         if failure == INDEX and check.check.need == "index":
@@ -106,6 +109,7 @@ class ExitMethod:
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: Any, owner: type) -> Callable[..., None]:
+        """Return a new bound function, and set instance.next_exit, a weak reference to it."""
         if instance is None:
             return self._function
         leave = partial(self._function, instance)
@@ -171,7 +175,7 @@ class ActivationStash(Summary):
     def _begin(self) -> None:
         """Reset what belongs to one `with`."""
         self._entries: dict[str, StashEntry] = {}
-        self._taken: set[str] = set()
+        self._taken: set[str] = set()  # names of arrays that `get` has returned
         # Originals, their streams, and marks after their encoding.
         self._leaving: deque[tuple[Array, Streams, object, Mark]] = deque()
         self._lengths = PendingLengths()
@@ -320,6 +324,7 @@ class ActivationStash(Summary):
         """Queue the encoding of x on the side stream; return the pending check, or None without.
 
         Sets the entry's codes and decoder; not in a capture where an earlier step's codes failed.
+        backend: of x, NumPy's or CuPy's.
         """
         out = self._buffer(entry, backend, codec)
         is_captured = backend.capturing(entry.device)

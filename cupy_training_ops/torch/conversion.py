@@ -55,6 +55,7 @@ class Conversion:
     swapped: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     left_classes: dict[str, str] = field(default_factory=dict)
+    # (module, the class that it had).
     _originals: list[tuple[torch.nn.Module, type]] = field(
         default_factory=list, repr=False, compare=False
     )

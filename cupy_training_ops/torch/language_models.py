@@ -91,7 +91,11 @@ _GATES = {
 
 
 def _norm_forward(cls: Any) -> _Forward:
-    """Return the pass of an RMS norm; its result has the dtype of the weight."""
+    """Return the forward pass of a subclass of `cls`, an RMS norm of transformers.
+
+    Its result has the weight's dtype, as that of `nn`'s norms, also where a compiler fuses the pass
+    of cls. In an exported program it is that of cls.
+    """
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
@@ -299,7 +303,7 @@ def _headed_forward(cls: Any) -> _Forward:
     def forward(self: Any, *arguments: Any, skip_logits: bool | None = None, **named: Any) -> Any:
         """Compute the loss without logits, or call the model's own pass, which returns both.
 
-        skip_logits: choose the first; None: in training.
+        arguments, named: of that pass. skip_logits: choose the first; None: in training.
         """
         named.update(zip(names, arguments, strict=False))
         labels = named.pop("labels", None)

@@ -2,7 +2,9 @@
 """Losses by PyTorch's names and arguments, with what kernels compute beside them.
 
 A loss makes the gradients of its inputs in the same pass; of a linear layer it never has all scores
-in memory.
+in memory. `_their_...` compute by PyTorch's functions what an operator of the same arguments does.
+terms: (label_smoothing, lse_square_scale, softcap), the last 0.0 for None. wanted: which of
+(z-loss, accuracy, predictions) are returned. weight: of the classes, as PyTorch's.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ def _their_loss(
     reduction: str,
     _: torch.dtype | None,
 ) -> Tensor:
+    """Compute the loss against classes, in the dtype that PyTorch chooses."""
     return theirs.cross_entropy(
         input, target, weight, ignore_index=ignore_index, reduction=reduction
     )
@@ -90,6 +93,7 @@ def _their_dense(
     _: torch.dtype | None,
     *terms: float,
 ) -> Tensor:
+    """Compute the loss against probabilities, with PyTorch's default of ignore_index."""
     return _their_regularized(input, target, weight, -100, reduction, None, *terms)
 
 
@@ -292,7 +296,7 @@ def _output(
     reduction: str,
     wanted: tuple[bool, bool, bool],
 ) -> CrossEntropyOutput:
-    """Return the loss with those of (z-loss, accuracy, predictions) that `wanted` is True for."""
+    """Return the loss with the measures that are wanted, of the target's shape or reduced."""
     accuracy, predicted = None, predicted.reshape(target.shape)
     if wanted[1]:
         counts = target != ignore_index
@@ -358,7 +362,7 @@ def _unserved_probabilities(
 def _terms(
     function: str, label_smoothing: float, lse_square_scale: float, softcap: float | None
 ) -> tuple[float, ...]:
-    """Return label smoothing, z-loss and cap as numbers."""
+    """Return `terms` of these arguments; refuse others than numbers in their ranges."""
     cap = 0.0 if softcap is None else softcap
     values = {"label_smoothing": label_smoothing, "lse_square_scale": lse_square_scale}
     for name, value in (*values.items(), ("softcap", cap)):
@@ -383,10 +387,8 @@ def _autocast_dtype(scores: Tensor) -> torch.dtype | None:
 
 
 def _in_place(input: Tensor, *others: Any) -> Tensor:
-    """Return the loss, and overwrite the scores by their gradient.
-
-    others: arguments of the operator cross_entropy after the scores, with or without `terms`.
-    """
+    """Return the loss, and overwrite the scores by their gradient; others: arguments of the
+    operator cross_entropy after the scores, with or without `terms`."""
     if not torch.compiler.is_compiling() and differentiates():
         return (_loss_and_gradient if len(others) == 5 else _regularized)(input, *others)
     if torch._C._are_functorch_transforms_active():
@@ -406,11 +408,8 @@ def _in_place(input: Tensor, *others: Any) -> Tensor:
 
 
 class _InPlace(torch.autograd.Function):  # type: ignore[misc]
-    """The loss of scores, whose gradient overwrites them and raises their version.
-
-    is_whole: the operator can write to the scores; else the gradient is copied there, but not in
-    compiled code.
-    """
+    """The loss of scores, whose gradient overwrites them and raises their version. is_whole: the
+    operator writes to them; else the gradient is copied there, but not in compiled code."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, is_whole: bool, *others: Any) -> Tensor:
@@ -688,7 +687,7 @@ def _their_measured_linear_loss(
     terms: tuple[float, ...],
     wanted: tuple[bool, bool, bool],
 ) -> CrossEntropyOutput:
-    """Compute a linear layer's loss and measures by PyTorch's functions; wanted: as of _output."""
+    """Compute a linear layer's loss, and the measures that are wanted, by PyTorch's functions."""
     ignored = -100 if ignore_index is None else ignore_index
     rows, by_row, shape = _in_rows(input, linear_weight, target)
     scores = _scores_of(rows, linear_weight, linear_bias)

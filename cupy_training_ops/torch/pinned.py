@@ -71,7 +71,7 @@ def _allocate_rows() -> list[Row]:
 
 
 _ROWS: defaultdict[int, Rows] = defaultdict(Rows)  # by GPU, as an event belongs to one
-_STREAMS: dict[tuple[int, int], object] = {}
+_STREAMS: dict[tuple[int, int], object] = {}  # by (GPU, address of the stream)
 
 
 class PinnedNumbers:

@@ -4,9 +4,11 @@
 For each chunk of rows it computes scores = hidden @ weight.T + bias, their gradient in the same
 memory, and adds to the gradients of the layer. Shapes here: hidden (rows, features), weight
 (classes, features), bias (classes,), target (rows,) with classes or (rows, classes) with
-probabilities. Bodies ignore their Run: they call operators over chunks themselves. Where a row's
-loss has a shape `...`: weight (classes * ..., features), target
-(rows, ...) or (rows, classes, ...). `terms`: label_smoothing, lse_square_scale, softcap.
+probabilities, class_weight (classes,). Where a row's loss has a shape `...`: weight (classes * ...,
+features), target (rows, ...) or (rows, classes, ...). ignore_index: class whose rows do not count.
+terms: label_smoothing, lse_square_scale, softcap. is_measured: z-losses and predicted classes are
+computed too. dloss: gradient of the loss. Bodies ignore their Run: they call operators over chunks
+themselves.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class _Sums:
         """Allocate the sums.
 
         inputs: hidden, weight, and bias or None. mask: which of their gradients are computed.
-        headroom: bound of the magnitudes of gradients of scores.
+        n_chunks: how often `add` is called. headroom: bound of the magnitudes of gradients of
+        scores.
         """
         hidden, self.weight, bias = inputs
         assert hidden is not None
@@ -396,7 +399,7 @@ def _targets_of(
     *,
     is_measured: bool = False,
 ) -> _Targets:
-    """Return targets with the operator of their losses, in float32, or float64 as hidden.
+    """Return targets with the operator of their losses, which are float32, or float64 as hidden.
 
     reduction: "sum" or "none".
     """
@@ -483,7 +486,8 @@ def _add_chunk(
 def _count(
     target: Tensor, n_classes: int, class_weight: Tensor | None, ignore_index: int
 ) -> Tensor:
-    """Return the divisor of a mean: the sum of the rows' weights, or 1 where it is 0."""
+    """Return the divisor of a mean, of shape (): the sum of the class weights of the rows' targets,
+    or their number without weights; 1 where that is 0."""
     counts = target != ignore_index
     if class_weight is None:
         return counts.sum().clamp(min=1)
@@ -515,6 +519,7 @@ def _fake_measured_linear(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _fake_row_losses(*arguments: Any) -> Tensor:
+    """Return an empty tensor of the shape and dtype of the rows' losses."""
     hidden, _, target, _, _, dtype, *_ = arguments
     shape = target.shape
     if target.is_floating_point():  # probabilities, (rows, classes, ...)

@@ -83,6 +83,8 @@ class SGD(Optimizer):
             refuse("SGD", "rounding_seed", "None, without momentum", shown(self.rounding_seed))
 
     def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
+        """Return the operator of SGD, or of momentum, and its numbers; is_measured: the operator
+        also computes the norm of the part's gradients."""
         numbers = {
             "lr": rate(group["lr"]),
             "weight_decay": rate(group["weight_decay"]),
@@ -144,7 +146,8 @@ class Adam(Optimizer):
     """`torch.optim.Adam`, with the norm of the gradients and clipping in its steps.
 
     params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: as PyTorch's,
-    in groups too; schedulers may write them. max_norm, state, rounding_seed: as of AdamW.
+    in groups too; schedulers may write them. foreach, fused and capturable choose nothing.
+    differentiable: only False. max_norm, state, rounding_seed: as of AdamW.
     """
 
     bits: int | None = None  # of codes of moments
@@ -213,6 +216,8 @@ class Adam(Optimizer):
             refuse(type(self).__name__, "amsgrad", "False, with moments in codes", "True")
 
     def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
+        """Return the operator for the kind of the part's moments, and its numbers; is_measured: the
+        operator also computes the norm of the part's gradients."""
         attributes: dict[str, Any] = {
             "max_norm_clip": math.inf,
             # 0: decay weights before the update; 2: add weight_decay * weights to the gradient.
@@ -244,7 +249,7 @@ class Adam(Optimizer):
         return super()._first_state(parameter, names)
 
     def _refuse_uncoded(self, parameter: Tensor) -> None:
-        """Refuse dtypes whose moments do not become codes."""
+        """Refuse a parameter of a dtype whose moments do not become codes."""
         name = type(self).__name__
         if parameter.dtype == torch.float64:
             refuse(name, "state", "None, where parameters are float64", f"'{self.bits}bit'")
@@ -362,8 +367,9 @@ class Lamb(Optimizer):
     """LAMB as `torch.optim` would have it: see `cupy_training_ops.Lamb` for its formula.
 
     params, lr, betas, eps, weight_decay, max_norm: as of AdamW; ratio_limits as of
-    `cupy_training_ops.Lamb`. A change of betas, eps, weight_decay or max_norm makes a new operator:
-    schedulers should leave betas alone (`cycle_momentum=False`). Parameters are float32 or float64.
+    `cupy_training_ops.Lamb`. capturable: state dicts have the counts of steps on the device. A
+    change of betas, eps, weight_decay or max_norm makes a new operator: schedulers should leave
+    betas alone (`cycle_momentum=False`). Parameters are float32 or float64.
     """
 
     def __init__(
@@ -389,6 +395,8 @@ class Lamb(Optimizer):
         check_limits("Lamb", group["ratio_limits"])
 
     def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
+        """Return LAMB's operator with all options but lr as attributes; is_measured: it also
+        computes the norm of the part's gradients."""
         (alpha, beta), (low, high) = group["betas"], group["ratio_limits"]
         attributes = {
             "alpha": alpha, "beta": beta, "lambda_": group["weight_decay"], "epsilon": group["eps"],

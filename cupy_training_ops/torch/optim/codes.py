@@ -84,7 +84,7 @@ def numbers_of(state: Mapping[str, Any], like: Tensor, optimizer: str = "AdamW")
     """Return a state's moments in float32, by NAMES: codes in row-major order, as state dicts have
     them, decoded on their own device after a check of their sizes.
 
-    like: the parameter. Codes of older versions too, on the host.
+    like: the parameter. optimizer: its name, for errors. Codes of older versions too, on the host.
     """
     n, first = like.numel(), state[NAMES[0]]
     if is_distributed(like):
@@ -148,7 +148,7 @@ def _encode(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _decode(first: Tensor, second: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return (m, v)."""
+    """Return (m, v) of the 8-bit codes that `_encode` returned; n: elements of each."""
     v = _decode_second(second, n)
     each = first.int()
     m = _numbers(each & _TOP, (_least(v) << FIRST_BITS) - 1, FIRST_BITS)
@@ -156,7 +156,7 @@ def _decode(first: Tensor, second: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _decode_second(second: Tensor, n: int) -> Tensor:
-    """Return v."""
+    """Return v of its n 8-bit codes and the blocks' exponents behind them."""
     bases = _each(_base(second[n:].int(), SECOND_BITS, 255), n)
     return _numbers(second[:n].int(), bases, SECOND_BITS)
 
@@ -205,7 +205,7 @@ def _encode_few(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _decode_few(first: Tensor, second: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return (m, v)."""
+    """Return (m, v) of the 4-bit codes that `_encode_few` returned; n: elements of each."""
     v = _decode_few_second(second, n)
     codes, scales = _unpacked(first, n)
     part = ((scales[:, 0] | scales[:, 1] << 8) << 16).view(torch.float32)
@@ -214,7 +214,7 @@ def _decode_few(first: Tensor, second: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _decode_few_second(second: Tensor, n: int) -> Tensor:
-    """Return v."""
+    """Return v, n elements, of its 4-bit codes and the blocks' scales behind them."""
     codes, scales = _unpacked(second, n)
     exponents, kinds = scales[:, 0], scales[:, 1].clamp(max=MOST_BITS)
     bases = ((exponents << kinds) + (1 << kinds) - 16).clamp(min=0)
@@ -263,8 +263,11 @@ def _numbers(codes: Tensor, bases: Tensor, fraction: int | Tensor) -> Tensor:
 
 
 def _base(exponents: Tensor, fraction: int, top: int) -> Tensor:
-    """Return, for each block, the number that makes codes of upper bits (`_uppers`) if subtracted:
-    the largest with this exponent gets the code `top`."""
+    """Return, for each block, what is subtracted from upper bits (`_uppers`) to make codes: the
+    largest with the block's exponent gets the code `top`, e.g. 255.
+
+    exponents: the largest of each block. fraction: bits of the fraction in the upper bits.
+    """
     return ((exponents << fraction) + (1 << fraction) - 1 - top).clamp(min=0)
 
 
