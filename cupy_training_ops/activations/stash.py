@@ -257,7 +257,8 @@ class ActivationStash(Summary):
     def _entry(self, name: str, x: Any, need: str, is_tensor: bool) -> StashEntry:
         """Make an entry, with the codec that the policy chooses.
 
-        x: a NumPy or CuPy array. need: as of `put`. is_tensor: the caller's array is PyTorch's.
+        x: a NumPy or CuPy array. need: what the backward pass needs of it, as "sign". is_tensor:
+        the caller's array is PyTorch's.
         """
         _, dtype, shape, aligned, _, device = BACKENDS[type(x)].info(x)
         codec = choose_codec(NAME, self._policy, name, dtype_name(dtype), shape, need)
@@ -368,7 +369,7 @@ class ActivationStash(Summary):
             self._lengths.add(entry.streams, entry, tell, length, event)
 
     def _buffer(self, entry: StashEntry, backend: Backend, codec: Codec) -> Array | None:
-        """Return memory of an earlier step for the entry's codes; None: allocate it.
+        """Return memory of an earlier step for the entry's codes; None: the encoder allocates it.
 
         Raises ProviderError inside a capture that has none.
         """
@@ -436,7 +437,7 @@ class ActivationStash(Summary):
             self._statistics.add(entry.spec.nbytes)
 
     def _new(self, entry: StashEntry) -> Array:
-        """Allocate memory to decode into."""
+        """Allocate an array to decode an entry into; refuse that under graph capture."""
         backend = BACKENDS[type(entry.code)]
         if backend.capturing(entry.device):
             raise ProviderError(
@@ -463,7 +464,7 @@ class ActivationStash(Summary):
         refuse(NAME, "name", f"one that was put ({there})", shown(name))
 
     def _refuse_changed(self, entry: StashEntry) -> None:
-        """In checking mode, compare every bit with the copy of `put`."""
+        """In checking mode, refuse an entry whose array was changed since `put`, by any bit."""
         if entry.checked is None:
             return
         now, then = (a.reshape(-1).view(np.uint8) for a in entry.checked)

@@ -186,13 +186,15 @@ def _run_decoder(model: _Module, named: dict[str, Any], _: Any = None) -> tuple[
 
 
 def _run_bert(model: _Module, named: dict[str, Any], _: Tensor) -> tuple[Tensor, Any]:
-    """Return as `_run_decoder` for BERT, whose head begins with a transform of its own."""
+    """Return (input of the head's linear layer, results of the body by name) of BERT, whose head
+    begins with a transform."""
     hidden, outputs = _run_decoder(model, named)
     return model.cls.predictions.transform(hidden), outputs
 
 
 def _run_t5(model: _Module, named: dict[str, Any], labels: Tensor) -> tuple[Tensor, Any]:
-    """Return as `_run_decoder` for T5: encoder, unless its outputs are arguments, then decoder.
+    """Run T5's encoder, unless its outputs are arguments, then its decoder; return (input of the
+    head, results of both by name).
 
     labels: shifted right, they are the decoder's tokens if it has no others. Changes `named`.
     """

@@ -296,7 +296,7 @@ def _output(
     reduction: str,
     wanted: tuple[bool, bool, bool],
 ) -> CrossEntropyOutput:
-    """Return the loss with the measures that are wanted, of the target's shape or reduced."""
+    """Return the loss with the measures that are wanted; predicted: a class for each target."""
     accuracy, predicted = None, predicted.reshape(target.shape)
     if wanted[1]:
         counts = target != ignore_index
@@ -465,11 +465,13 @@ def linear_cross_entropy(
     """As torch.nn.functional.linear_cross_entropy, without all scores in memory.
 
     input: shape (..., features), target: shape (...); or (rows, features) and (rows, ...) for a
-    linear_weight of shape (classes, ..., features); probabilities have the classes as the dimension
-    after the rows. Rows are processed in chunks, whose scores are overwritten by their gradient;
-    gradients are computed with the loss, for reduction='none' from scores that are computed again.
-    If probabilities require gradients, which are as large, all scores are computed at once.
-    lse_square_scale, softcap, return_z_loss, return_token_accuracy, return_predicted_tokens: as of
+    linear_weight of shape (classes, ..., features) and a linear_bias of (classes, ...);
+    probabilities have the classes as the dimension after the rows. Rows are processed in chunks,
+    whose scores are overwritten by their gradient; gradients are computed with the loss, for
+    reduction='none' from scores that are computed again. If probabilities require gradients, which
+    are as large, all scores are computed at once. lse_square_scale: of a z-loss, the square of a
+    row's logsumexp. softcap: scores become softcap tanh(scores / softcap). return_z_loss,
+    return_token_accuracy, return_predicted_tokens: return a CrossEntropyOutput, reduced as by
     cross_entropy. dtype: of the loss, which is rounded once; None: the input's. options: of PyTorch
     2.13's LinearCrossEntropyOptions, batch_chunk_size bounds the rows of a chunk, whose scores are
     the memory that the loss needs (default: 512 MiB); other options are for PyTorch's kernels.
@@ -573,10 +575,8 @@ def _cast(result: Any, dtype: torch.dtype | None) -> Any:
 def _in_rows(
     input: Tensor, linear_weight: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Return input and target with one dimension of rows, and the shape of the rows' losses.
-
-    PyTorch's loss of scores has their classes as the second dimension.
-    """
+    """Return input and target with one dimension of rows, as PyTorch's loss of scores, whose
+    classes are the second dimension, takes them, and the shape of the rows' losses."""
     *shape, n_features = input.shape
     extents = linear_weight.shape[1:-1]
     if not extents and target.shape[: len(shape)] == (*shape,):
@@ -652,8 +652,7 @@ def _their_linear_loss(
     options: Any,
     terms: tuple[float, ...],
 ) -> Tensor:
-    """Call PyTorch's function, or compute scores and then loss where that lacks an argument, or
-    PyTorch, before 2.13, lacks the function."""
+    """Call PyTorch's function (from 2.13), or compute all scores where it lacks an argument."""
     if hasattr(theirs, "linear_cross_entropy") and not any(terms[1:]):
         return theirs.linear_cross_entropy(
             input,

@@ -218,7 +218,7 @@ def numel_of(value: Tensor) -> int:
 
 
 def nbytes_of(value: Tensor) -> int:
-    """Return the bytes of a tensor; symbolic sizes as of `numel_of`."""
+    """Return the bytes of a tensor; symbolic sizes are those of the compiled example."""
     return numel_of(value) * int(value.dtype.itemsize)
 
 
@@ -340,7 +340,7 @@ def _storage(node: Node) -> int:
 def _without_shared(saved: list[Saved], alive: set[int]) -> list[Saved]:
     """Drop codes of values whose memory stays alive for others: they would save nothing.
 
-    alive: storages, as of `_storage`, that stay alive in any case. Values without codes add theirs,
+    alive: identifiers of storages that stay alive in any case. Values without codes add theirs,
     so it repeats until nothing changes.
     """
     while True:

@@ -219,10 +219,10 @@ def launcher(
 ) -> Runner:
     """Return a function that allocates results and queues launches on PyTorch's current stream.
 
-    It takes (arguments, their tensors, addresses if they are known). slots: for each array of the
-    call, the index of its address in [n_arguments addresses, *parts]. parts: (slot, nbytes), the
-    address of a slot + nbytes. numbers(arguments): numbers of the launches. bypass: for arguments
-    of a body; None: they are the operator's inputs.
+    It takes (arguments, their tensors, addresses if they are known). call: the prepared launches.
+    slots: for each array of the call, the index of its address in [n_arguments addresses, *parts].
+    parts: (slot, nbytes), the address of a slot + nbytes. numbers(arguments): numbers of the
+    launches. bypass: for arguments of a body; None: they are the operator's inputs.
     """
     backend, device, ready = call.backend, call.device, call.ready
     makers = call.makers
@@ -324,8 +324,8 @@ def _address_order(
 ) -> Callable[[list[int]], Sequence[int]] | None:
     """Return a function from addresses of arguments and new results to those of the launches.
 
-    slots: of the call's arrays, as of `launcher`, for n_arguments addresses. None if the function
-    would change nothing. Results that are not computed have the address 0.
+    slots: for each input array of the call, the index of its address among the first n_arguments.
+    None if the function would change nothing. Results that are not computed have the address 0.
     """
     # For inputs, then results: the index of the address; -1: not computed.
     places, n = [*slots], n_arguments
@@ -438,8 +438,8 @@ def _bypassing_launcher(
 ) -> Runner | None:
     """Make a launcher that takes a body's arguments, and runs without the body.
 
-    inputs: those of the operator that the body called. None if one is neither an argument nor a
-    slice of one.
+    inputs: those of the operator that the body called. ready: the operator's launcher. None if an
+    input is neither an argument nor a slice of one.
     """
     tensors = [i for i, value in enumerate(arguments) if isinstance(value, Tensor)]
     if any(arguments[place].data_ptr() % ALIGNED for place in tensors):

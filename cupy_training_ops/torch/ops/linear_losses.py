@@ -36,7 +36,7 @@ from .losses import TERMS, loss_operator, scale_gradients
 
 # Bytes of a chunk's scores. Large, as each chunk reads and writes the summed gradients.
 CHUNK_NBYTES = 512 << 20
-SCALE = 1024  # factor of gradients of scores where float16 sums them: see _Sums
+SCALE = 1024  # factor of gradients of scores where float16 sums them: few become subnormal
 MOST = 2**15  # bound of sums, which float16 can represent
 _ROWS = 128  # a chunk has whole tiles of a matrix product
 MOST_APART = 128  # rows of `_Sums.apart`
@@ -119,6 +119,7 @@ class _Sums:
         """
         if self.of_hidden is not None:
             into, weight = self.of_hidden[rows], self.weight
+            # gradient @ weight / scale, without another array.
             torch.addmm(into, gradient, weight, beta=0, alpha=1 / self.scale, out=into)
         if self.wide_bias is not None:
             self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
@@ -129,6 +130,7 @@ class _Sums:
                 torch.div(hidden, self.largest, out=relative)
                 relative.clamp_(-1, 1)  # rows apart, whose gradient is 0 here, may be infinite
                 factors = _to_half(gradient), relative
+            # beta: the first chunk overwrites, others add.
             self.weight_sums.addmm_(
                 factors[0].t(), factors[1], beta=int(rows.start > 0), alpha=alpha
             )

@@ -94,7 +94,8 @@ def _rms_norm_gradients(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> Any:
-    """Return the gradients of x and weight that the mask selects, as `_of_mask` does."""
+    """Return the gradients of x and weight that the mask selects: a tensor, or a tuple of both or
+    none."""
     op = instance(SimplifiedLayerNormalizationGrad, axis=-len(row))
     inputs = (dy, x, _scale("rms_norm", x, row, weight), inv_std)
     return _of_mask(run, op, inputs, mask)
@@ -123,7 +124,8 @@ def _layer_norm_gradients(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> Any:
-    """Return the gradients of x, weight and bias that the mask selects, as `_of_mask` does."""
+    """Return the gradients of x, weight and bias that the mask selects: a tensor, or a tuple of
+    several or none."""
     op = instance(LayerNormalizationGrad, axis=-len(row))
     inputs = (dy, x, _scale("layer_norm", x, row, weight), mean, inv_std)
     return _of_mask(run, op, inputs, mask)

@@ -39,7 +39,8 @@ class SGD(Optimizer):
 
     params, lr, momentum, dampening, weight_decay, nesterov, maximize: as PyTorch's, in groups too;
     schedulers may write them. foreach and fused choose nothing. differentiable: only False.
-    max_norm: as of AdamW. rounding_seed: as of AdamW, for groups with momentum.
+    max_norm: what the norm of all gradients is clipped to. rounding_seed: of stochastic rounding to
+    bfloat16 (AdamW says how), for groups with momentum.
 
     Momenta of half-precision parameters are float32. Its state dicts are those of
     `torch.optim.SGD`, and it loads that class's.
@@ -147,7 +148,9 @@ class Adam(Optimizer):
 
     params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: as PyTorch's,
     in groups too; schedulers may write them. foreach, fused and capturable choose nothing.
-    differentiable: only False. max_norm, state, rounding_seed: as of AdamW.
+    differentiable: only False. max_norm: what the norm of all gradients is clipped to. state:
+    '8bit' or '4bit' moments; None: float32. rounding_seed: of stochastic rounding to bfloat16.
+    AdamW says more of these.
     """
 
     bits: int | None = None  # of codes of moments
@@ -366,10 +369,11 @@ def _decode(optimizer: str, state_dict: dict[str, Any], parameters: list[Tensor]
 class Lamb(Optimizer):
     """LAMB as `torch.optim` would have it: see `cupy_training_ops.Lamb` for its formula.
 
-    params, lr, betas, eps, weight_decay, max_norm: as of AdamW; ratio_limits as of
-    `cupy_training_ops.Lamb`. capturable: state dicts have the counts of steps on the device. A
-    change of betas, eps, weight_decay or max_norm makes a new operator: schedulers should leave
-    betas alone (`cycle_momentum=False`). Parameters are float32 or float64.
+    params, lr, betas, eps, weight_decay: as of PyTorch's AdamW. max_norm: what the norm of all
+    gradients is clipped to. ratio_limits: least and largest factor |p| / |step| of a parameter's
+    step. capturable: state dicts have the counts of steps on the device. A change of betas, eps,
+    weight_decay or max_norm makes a new operator: schedulers should leave betas alone
+    (`cycle_momentum=False`). Parameters are float32 or float64.
     """
 
     def __init__(

@@ -358,7 +358,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._add_started([(place, p) for place, p in self._waiting if p.grad is not None])
         for part in list(self._parts or ()):
             gradients = [parameter.grad for parameter in part.parameters]
-            n_missing = sum(map(is_, gradients, itertools.repeat(None)))
+            n_missing = sum(map(is_, gradients, itertools.repeat(None)))  # how many are None
             if n_missing == len(gradients):
                 continue
             if n_missing:

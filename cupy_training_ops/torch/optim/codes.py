@@ -173,8 +173,9 @@ def _least(v: Tensor) -> Tensor:
 def _encode_few(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return (first, second): two 4-bit codes a byte, then two bytes for each block.
 
-    second: codes as of 8 bits, but with 2, 1 or 0 bits of the fraction, as many as let the block's
-    least v that is not 0 have a code of at least 1; bytes: largest exponent, bits of the fraction.
+    second: codes, (exponent, 2, 1 or 0 bits of the fraction) as one number, minus the block's
+    `_base`; as many bits as let the block's least v that is not 0 have a code of at least 1; the
+    bytes are the largest exponent and the number of bits of the fraction.
     first: sign in bit 3, below it |m| / 2^(exponent of sqrt(v)) in steps of a bfloat16, the bytes.
     """
     n = len(v)
@@ -257,7 +258,8 @@ def _uppers(x: Tensor, fraction: int) -> Tensor:
 
 
 def _numbers(codes: Tensor, bases: Tensor, fraction: int | Tensor) -> Tensor:
-    """Return the numbers whose upper bits, as of `_uppers`, are codes + bases; 0 for code 0."""
+    """Return the float32 numbers whose upper bits, the exponent and `fraction` bits of the
+    fraction, are codes + bases, and whose lower bits are 0; 0 for code 0."""
     bits = torch.where(codes == 0, 0, codes + bases).int() << (_FRACTION - fraction)
     return bits.view(torch.float32)
 

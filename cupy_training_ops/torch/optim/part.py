@@ -222,7 +222,8 @@ class Part:
         return has
 
     def _has_states(self) -> bool:
-        """Compare tensors by identity: `load_state_dict` replaces them."""
+        """Return True if the tensors in the states are this part's, by identity: `load_state_dict`
+        replaces them."""
         try:
             done = itertools.repeat(None if self.count is None else self.count.done)
             return all(map(is_, map(itemgetter("step"), self.states), done)) and all(
