@@ -42,8 +42,8 @@ def by_need(
 ) -> str | None:
     """Return the name of the codec with the fewest bits that serves a need, or None.
 
-    of_values: the codec for values. dtype: a name. halves: return HALF for needs of BY_RANGE, where
-    16 bits suffice and fewer may not.
+    of_values: the codec for values. dtype: a name. halves: return HALF, a codec of 16 bits, for
+    needs of BY_RANGE, where 16 bits suffice and fewer may not.
     """
     if need in BY_RANGE and halves:
         return HALF if dtype in WIDER_THAN_16_BITS else None
@@ -127,8 +127,8 @@ def _refuse_unfit(owner: str, name: str, dtype: str, need: str, codec: object) -
 def coders(
     codec: str, dtype: Dtype | str, shape: tuple[int, ...], measure: str, grouping: Grouping | None
 ) -> tuple[Any, Decoder]:
-    """Return the operators (encoder, decoder) of a codec for arrays of a dtype and shape, with the
-    options of activations.
+    """Return the operators (encoder, decoder) of a codec, with its default options, for arrays of a
+    dtype and shape.
 
     measure: with TILES the encoder also returns measured numbers, over the groups of `grouping`.
     """

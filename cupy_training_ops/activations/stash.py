@@ -210,7 +210,7 @@ class ActivationStash(Summary):
         """Release all memory, after its streams wait for work that uses it."""
         self._release(keep=0)
         for entry in self._entries.values():  # decoded ahead, but not got
-            if entry.target is not None:
+            if entry.target is not None:  # its memory is reused after the decoder is done
                 mark = entry.mark or entry.streams.mark()
                 entry.streams.join(entry.streams.current(), mark)
         self._entries.clear()
@@ -417,7 +417,8 @@ class ActivationStash(Summary):
         return out
 
     def _decode(self, entry: StashEntry, out: Any = None) -> None:
-        """Queue the decoding of an entry on the side stream, into `out` or new memory."""
+        """Queue the decoding of an entry on the side stream, into the array `out` or a new one; set
+        its `target`, `decoded` and `mark`."""
         assert entry.decoder is not None
         decoder, code, streams = entry.decoder, entry.code, entry.streams
         entry.target = target = self._new(entry) if out is None else out

@@ -194,7 +194,11 @@ class ErrorChecks:
         return thread.operands if node >= 0 else None
 
     def covers(self, entry: Entry, kind: Kind) -> bool:
-        """Return True if the check of an entry's codes suffices for a consumer of this kind."""
+        """Return True if the check of an entry's codes suffices for a consumer of this kind.
+
+        Norms and products of activations need a check of their own need and groups, products with
+        parameters one of their groups; other consumers any.
+        """
         if entry.code is None or kind.measure != TILES:
             return True
         old, new = entry.kind.check, kind.check

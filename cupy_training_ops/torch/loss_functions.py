@@ -65,7 +65,7 @@ def _their_regularized(
     lse_square_scale: float,
     softcap: float,
 ) -> Tensor:
-    """Compute the loss by PyTorch's functions; z-loss and caps are not among its arguments."""
+    """Compute the loss by PyTorch's functions; its cross_entropy has neither z-loss nor cap."""
     if softcap:
         capped = softcap * torch.tanh(input / softcap)
         input = torch.where(input == -torch.inf, input, capped)
@@ -76,7 +76,7 @@ def _their_regularized(
     weights = torch.ones_like(losses)  # of rows, 0 where the target is ignored
     if not target.is_floating_point():
         if weight is not None:
-            weights = weight[target.clamp(0, input.shape[input.dim() > 1] - 1)]
+            weights = weight[target.clamp(0, input.shape[input.dim() > 1] - 1)]  # dim 0 or 1
         weights = torch.where(target == ignore_index, 0, weights)
     lse = torch.logsumexp(input, int(input.dim() > 1), keepdim=False).to(losses.dtype)
     losses = losses + torch.where(weights == 0, 0, weights * lse_square_scale * lse.square())
@@ -118,7 +118,7 @@ def _their_measured(
             _their_regularized(
                 scores, target, weight, ignore_index, reduction, dtype, smoothing, scale, 0.0
             )
-            for scale in (square, 0.0)
+            for scale in (square, 0.0)  # with z-loss, and without
         ]
         dim = int(scores.dim() > 1)
         is_left = (target == ignore_index) | ~scores.amax(dim).isfinite()
@@ -387,8 +387,8 @@ def _autocast_dtype(scores: Tensor) -> torch.dtype | None:
 
 
 def _in_place(input: Tensor, *others: Any) -> Tensor:
-    """Return the loss, and overwrite the scores by their gradient; others: arguments of the
-    operator cross_entropy after the scores, with or without `terms`."""
+    """Return the loss, and overwrite the scores by their gradient; others: (target, weight,
+    ignore_index, reduction, dtype), and `terms` where they are not all 0."""
     if not torch.compiler.is_compiling() and differentiates():
         return (_loss_and_gradient if len(others) == 5 else _regularized)(input, *others)
     if torch._C._are_functorch_transforms_active():

@@ -319,7 +319,10 @@ class Entry(pending.Entry):
         self.statistics.add_codes(kind)
 
     def store_whole(self, original: Untouched, reason: str, consumer: str) -> None:
-        """Store the tensor itself, in place of codes; reason, consumer: for the statistics."""
+        """Store the tensor itself, in place of codes.
+
+        reason: why it is not compressed. consumer: name of the function that needs it.
+        """
         self.original = original
         if self.code is not None:
             self.statistics.remove_codes(self.kind, self.code.nbytes)

@@ -276,7 +276,8 @@ class Backward:
         return False
 
     def _is_summed(self, node: Node, user: Node, target: object, image: Image) -> bool:
-        """Return True if `user` is a sum that does not cancel: x + y, x + bias, 1 + tanh(x)."""
+        """Return True if `user` is a sum that does not cancel: x + y, x + bias, 1 + tanh(x). A
+        number may be added only to results of magnitude about 1."""
         if target not in SUMS:
             return False
         other = user.args[1] if user.args[0] is node else user.args[0]
@@ -310,7 +311,8 @@ def _need_of_attention(node: Node, user: Node) -> Need:
 
 
 def _is_at_most(a: object, b: object) -> bool:
-    """Return True if a size is known, without a new guard, to be at most another."""
+    """Return True if a size is known, without a new guard, to be at most another; of symbolic
+    sizes, only if they are the same expression."""
     if isinstance(a, int) and isinstance(b, int):
         return a <= b
     return str(a) == str(b)

@@ -110,7 +110,7 @@ def encode_int4_signed(x: Tensor) -> Parts:
 
 
 def decode_int4(codes: Tensor, scale: Tensor) -> Tensor:
-    """Return float32 of `encode_int4`'s codes and scales."""
+    """Return float32, (..., n), of `encode_int4`'s codes, (..., n / 2), and scales."""
     codes = codes.reshape(*codes.shape[:-1], codes.shape[-1] * 2 // TILE, TILE // 2)
     q = torch.cat((codes & 15, codes >> 4), -1)
     values = (cast(q, torch.float32) - 8) * cast(scale, torch.float32).unsqueeze(-1)

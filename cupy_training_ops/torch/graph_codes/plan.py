@@ -323,6 +323,7 @@ def _choose(choices: list[list[Saved]]) -> list[Saved]:
         if any(saved[i].is_dropped for i in members):
             continue
         separate = sum(saved[i].saved_nbytes for i in members)
+        # Fewer bytes than those plans, or one of them encodes this value already.
         if members[first].saved_nbytes < separate or any(
             saved[i].point is members[i].point for i in members
         ):

@@ -107,7 +107,7 @@ def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[
 
     def decode(*parts: Tensor) -> Tensor:
         """Return the value of what `encode` returned, its dimensions in their own order."""
-        back = [one.order.index(dim) for dim in range(value.dim())]
+        back = [one.order.index(dim) for dim in range(value.dim())]  # the inverse of one.order
         if one.tokens is not None:
             decoded = cast(chosen.decode(*parts[:-1]) + parts[-1], value.dtype)
         else:

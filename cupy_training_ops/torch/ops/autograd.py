@@ -66,6 +66,7 @@ def general_apply(operator: CustomOp, *, is_first: bool) -> Callable[..., Any]:
     marks, is_one = n_others and not is_first, n_others and is_first
 
     def forward(ctx: Any, *inputs: Any) -> Any:
+        """Compute the results, and save what the derivative needs; inputs: those of `apply`."""
         arguments, (launched, tensors) = inputs[:-1], inputs[-1]
         results = launched(arguments, tensors)
         ctx.materialize_grads = False
@@ -189,6 +190,7 @@ def _specific_apply(
     derivative = functools.partial(derivative_of, operator)
 
     def forward(ctx: Any, call: tuple[Any, tuple[Tensor, ...]], *_: Tensor) -> Any:
+        """Launch a call, (arguments, tensors), and save the tensors that the recipe selects."""
         arguments, tensors = call
         results = launched(arguments, tensors)
         ctx.materialize_grads = False

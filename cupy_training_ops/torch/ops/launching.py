@@ -351,6 +351,7 @@ class _Workspaces:
         self._ready, self._backend, self._device = call.ready, call.backend, call.device
         self._nbytes = nbytes = call.workspace_nbytes
         self._make = call.backend.maker(Spec((nbytes,), UINT8), call.device)
+        # Calls with as much memory, of which as much is zeroed, share it.
         form = (call.backend, call.device, call.ready.zeros_nbytes, nbytes)
         self._is_reused = nbytes <= REUSED_NBYTES
         self._free: dict[int, Tensor] = _workspaces.setdefault(form, {})
@@ -514,5 +515,5 @@ def pick(places: Sequence[int]) -> Pick:
     """Return a function from a sequence to the tuple of its items at these places."""
     if len(places) > 1:
         return itemgetter(*places)
-    start = places[0] if places else 0
+    start = places[0] if places else 0  # a slice makes a tuple of one item, or none
     return itemgetter(slice(start, start + len(places)))

@@ -7,8 +7,8 @@ memory, and adds to the gradients of the layer. Shapes here: hidden (rows, featu
 probabilities, class_weight (classes,). Where a row's loss has a shape `...`: weight (classes * ...,
 features), target (rows, ...) or (rows, classes, ...). ignore_index: class whose rows do not count.
 terms: label_smoothing, lse_square_scale, softcap. is_measured: z-losses and predicted classes are
-computed too. dloss: gradient of the loss. Bodies ignore their Run: they call operators over chunks
-themselves.
+computed too. chunk_rows: rows of a chunk; 0: as many as have CHUNK_NBYTES. dloss: gradient of the
+loss. Bodies ignore their Run: they call operators over chunks themselves.
 """
 
 from __future__ import annotations
@@ -189,8 +189,7 @@ def _linear_cross_entropy(
     """Return the loss and the gradients of hidden, weight and bias.
 
     dtype: of the loss; None: that of hidden. mask: which of the three gradients are computed; the
-    others are empty. chunk_rows: rows of a chunk; 0: as many as have CHUNK_NBYTES. is_measured:
-    append z-loss, reduced as the loss, and predicted classes.
+    others are empty. is_measured: append z-loss, reduced as the loss, and predicted classes.
     """
     if reduction not in ("mean", "sum"):
         refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))

@@ -497,7 +497,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ---- states ----------------------------------------------------------------------------------
 
     def _check_state(self, parameter: Tensor, state: State) -> None:
-        """Refuse a state that does not fit the parameter; codes are checked when decoded."""
+        """Refuse a state that does not fit the parameter; codes are checked when decoded.
+
+        state: "step", a number or tensor, and moments by name.
+        """
         optimizer, expected = type(self).__name__, ("step", *self.moments)
         if not state.keys() >= set(expected):
             refuse(optimizer, "state", ", ".join(expected), ", ".join(map(str, state)))

@@ -209,6 +209,7 @@ def _decode_few(first: Tensor, second: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Return (m, v) of the 4-bit codes that `_encode_few` returned; n: elements of each."""
     v = _decode_few_second(second, n)
     codes, scales = _unpacked(first, n)
+    # The step of each block, a bfloat16 from two bytes.
     part = ((scales[:, 0] | scales[:, 1] << 8) << 16).view(torch.float32)
     m = (codes & LEVELS).float() * _each(part, n) * _power(_roots(v))
     return torch.where(codes > LEVELS, -m, m), v

@@ -303,9 +303,10 @@ class Part:
             return inputs, [_checked_write(call, inputs)]
 
     def _bind_call(self, update: Update, inputs: Mapping[str, Any]) -> OpenCall:
-        """Bind the operator to this part's tensors and cache the call; `inputs` stay open.
+        """Bind the operator to this part's tensors, and cache and return the call.
 
-        Outputs are updated in place; gradients and norms are only read.
+        inputs: what each call passes, of which only the names are used here. Weights and moments
+        are updated in place; outputs that would write gradients or norms are not computed.
         """
         op = update.op
         closed: dict[str, Any] = dict(self._bound_lists)
