@@ -96,7 +96,7 @@ class PendingChecks(pending.PendingChecks):
     def centre(self, entry: Entry) -> None:
         """Note that a norm subtracts the feature means of a product's result; entry: its operand.
 
-        Decides checks whose numbers were read; closed ones are not changed.
+        Decides checks whose numbers were read. Closed ones, with many bytes added since, stay.
         """
         with self.lock:
             entry.is_centred = True

@@ -212,7 +212,8 @@ class _Search:
         self, option: Partition, products: Collection[Saved] = ()
     ) -> Partition | None:
         """Rewrite an option's graphs with `compute_again`; return the new option, or None if
-        nothing can be computed again. products: of `_products`."""
+        nothing can be computed again. products: plans of results of products, which alone are
+        computed again if there are some."""
         forward, backward = option.forward, option.backward
         parameters = self._planner.of_parameters(forward.graph)
         plan = self._planner.plan(forward.graph, backward.graph, self._num_outputs)

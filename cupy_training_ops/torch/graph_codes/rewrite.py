@@ -76,7 +76,7 @@ def rewrite(
         if one.source is not None:
             places[one.forward] = _cast_again(backward.graph, one)
         elif one.forward not in places and not one.backward.users:
-            places[one.forward] = ()
+            places[one.forward] = ()  # the codes of a sum, another plan's, took its place
         if one.forward in places:
             backward.graph.erase_node(one.backward)
     put_out(forward.graph, places, num_outputs)
