@@ -153,7 +153,7 @@ class ActivationStash(Summary):
         self._buffers: dict[tuple[object, ...], Array] = {}  # of codes, by place, for later steps
         self._pending = PendingChecks()
         # Weak references to the function `__exit__` of the `with` that is about to be entered, and
-        # of the one that was entered last; None if unknown. See ExitMethod.
+        # of the one that was entered last; None if unknown. ExitMethod sets the first.
         self.next_exit: Callable[[], object] | None = None
         self._current_exit: Callable[[], object] | None = None
         self._is_open = False  # between __enter__ and __exit__

@@ -428,7 +428,7 @@ def _has_decoded(entry: Entry | None) -> bool:
 
 
 def _reason_of_leaf(x: Tensor, nbytes: int) -> str:
-    """Return why a leaf is not compressed."""
+    """Return why a leaf of `nbytes` bytes is not compressed: "parameter", "leaf" or "small"."""
     if x.requires_grad or (type(x) is not Tensor and isinstance(x, torch.nn.Parameter)):
         return "parameter"
     return "leaf" if nbytes >= SMALL else "small"

@@ -152,7 +152,8 @@ def _class_reason(module: torch.nn.Module) -> str:
 
 
 def _of_pytorch(module: torch.nn.Module) -> Any:
-    """Return the replacement of one of PyTorch's own modules, why it has none, or None."""
+    """Return the class that one of PyTorch's own modules gets, a text that says why it is left, or
+    None for other modules."""
     replacement: Any = _REPLACEMENTS.get(type(module))
     argument = replacement and replacement.unsupported_argument(module)
     if not argument:

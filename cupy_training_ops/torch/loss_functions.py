@@ -279,7 +279,7 @@ def cross_entropy(
 
 
 def _measure(input: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return loss, z-loss and predicted classes."""
+    """Return (loss, z-loss, predicted classes); others: arguments after the scores."""
     if not records(input):
         loss, z_loss, predicted = _measured_loss(input, *others)
     else:

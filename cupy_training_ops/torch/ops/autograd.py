@@ -62,7 +62,7 @@ def general_apply(operator: CustomOp, *, is_first: bool) -> Callable[..., Any]:
     n_others = _n_others(operator)
     missing = (None,) * n_others if is_first else ()  # gradients of results that are not returned
     save, derivative = operator.save, functools.partial(derivative_of, operator)
-    # Of several results: the others are returned, not differentiable; only the first is returned.
+    # marks: results after the first are returned, not differentiable. is_one: they are left out.
     marks, is_one = n_others and not is_first, n_others and is_first
 
     def forward(ctx: Any, *inputs: Any) -> Any:

@@ -332,6 +332,7 @@ def _address_order(
     for result in call.prepared.results:
         places.append(n if result.spec is not None else -1)
         n += result.spec is not None
+    # `direct`: arrays whose addresses are kernel arguments.
     order = [places[place] for place in sorted(call.ready.direct)]
     if order == list(range(n)):
         return None

@@ -135,6 +135,7 @@ def _derivative_of_both(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
         expected = "a tensor that requires no gradient"
         refuse("cto::dense_cross_entropy", "weight", expected, "one that does")
     gradients = scale_gradients("dense_cross_entropy", dloss, ctx.saved_tensors)
+    # Two tensors, or one of both.
     dscores, dtarget = gradients if len(gradients) == 2 else gradients[0].unbind(0)
     return dscores, dtarget, *[None] * (len(ctx.needs_input_grad) - 2)
 

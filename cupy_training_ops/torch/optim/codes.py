@@ -127,7 +127,7 @@ def _laid_out(flat: Tensor, like: Tensor) -> Tensor:
 
 
 def _encode(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (first, second).
+    """Return (first, second), 8-bit codes of the first and second moments.
 
     second: n codes, (exponent, 3 bits of the fraction) as one number, minus the block's `_base`, at
     least 1 if v is not 0; then the largest exponent of each block.
