@@ -36,13 +36,15 @@ MEANS = 4.0**2  # limit of the squared means of features, relative to their vari
 class ErrorCheck(NamedTuple):
     """A measure of codes, and the need of their consumer.
 
-    `numbers`, which methods take, are what was measured: four for TILES, one or three for RANGE,
-    one for INDEX.
+    `numbers`, which methods take, are what was measured. TILES: the sums of squared errors, of
+    squared distances from means of tiles of 8 neighbours, of those from means of groups, and the
+    largest quotient of the first and last in a group. RANGE: the largest magnitude, and of products
+    the sums of squared distances from means, and of squared means. INDEX: whether one is beyond 15.
     """
 
     measure: str  # "": nothing is measured
     need: str
-    grouping: Grouping | None = None  # of values with a common mean, for the encoder
+    grouping: Grouping | None = None  # (outer, groups, inner): extents; a group has a common mean
 
     def within(self, numbers: Any) -> tuple[Any, Any, Any]:
         """Return bools: numbers are within the limits (of any need, of values before a norm of
@@ -83,8 +85,8 @@ class ErrorCheck(NamedTuple):
 
 
 def measure_range(x: Any, numbers: Any, need: str) -> Any:
-    """Write x's largest magnitude, and for products its sums of (x - mean)^2 and mean^2, to three
-    numbers, float64, and return these. Means are over all dimensions but those of features.
+    """Write x's largest magnitude, and if the need is PRODUCT its sums of (x - mean)^2 and mean^2,
+    to `numbers`, three of float64, and return these. Means are over all dimensions but features.
     """
     numbers[:] = 0
     numbers[0], numbers[1] = x.max(), -x.min()  # the larger one is the largest magnitude

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Stored activations whose error checks, or lengths of codes, are still pending on the device.
 
-An `Entry` has an array's codes, or the array itself, or both until its check is decided. On a GPU
-the host reads the numbers of checks late: it waits for the device only if too many bytes are
-undecided, or if the backward pass needs the array. Decisions do not depend on that timing: a later
-norm changes one only if at most LIMIT bytes were added after the array.
+An `Entry` has an array's codes, its compressed bytes, or the array itself, or both until its check
+is decided. On a GPU the host reads the numbers of checks late: it waits for the device only if too
+many bytes are undecided, or if the backward pass needs the array. A norm that is called later
+subtracts means, so that codes before it have to be exact beside what is left; it may fail them.
+Decisions do not depend on the timing of reads: a later norm changes one only if at most LIMIT bytes
+were added after the array.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ class Entry:
         raise NotImplementedError
 
     def reject(self, check: PendingCheck, failure: str) -> None:
-        """Drop the codes, which failed a check, and store only the array."""
+        """Drop the codes, which failed a check, and store only the array.
+
+        failure: the limit that was exceeded, as "tiles" (activations/error_check.py).
+        """
         raise NotImplementedError
 
 
@@ -74,6 +79,7 @@ class PendingLengths:
     """
 
     def __init__(self) -> None:
+        # Of (weak reference to the entry, tell, length, event): arguments of `add`.
         self._by_stream: dict[object, deque[tuple[Any, ...]]] = {}
 
     def add(
@@ -111,8 +117,8 @@ class PendingLengths:
 class PendingCheck:
     """An entry and the numbers of its error check.
 
-    entry(): returns it, or None if it is freed. nbytes: of the array. numbers: readable by `tolist`
-    after the event, or at once if that is None.
+    entry(): returns it, or None if it is freed. check: what was measured, and its limits. nbytes:
+    of the array. numbers: readable by `tolist` after the event, or at once if that is None.
     """
 
     # Set when the numbers are read, which then become None: why the codes fail, and whether they
@@ -183,7 +189,10 @@ class PendingChecks(Locked):
         self.decisions: dict[Hashable, bool] = {}  # by place: codes were good enough
 
     def add(self, check: PendingCheck, entry: Entry, code_nbytes: int) -> None:
-        """Add a check of an entry that has codes, of so many bytes, and its original."""
+        """Add a check of an entry that has both codes and its original.
+
+        code_nbytes: bytes of the codes.
+        """
         with self.lock:
             entry.pending = (*entry.pending, check) if entry.pending else (check,)
             if check.event is None and check.may_end(check) and self._settle(check, entry):
@@ -289,7 +298,8 @@ class PendingChecks(Locked):
         return True
 
     def _decide(self, check: PendingCheck, entry: Entry, failure: str) -> None:
-        """Drop codes that fail, or the original after the last check has passed.
+        """Apply the result of a check to its entry: drop codes that fail, or the original after the
+        last of the entry's checks has passed.
 
         failure: why the codes fail, "" if they pass.
         """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Policies: the codec for an activation, by what the backward pass needs; its operators."""
+"""Policies: the codec for an activation, by what the backward pass needs; its operators.
+
+owner: the class or function of the caller, which errors name. name: the array's.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ def by_need(
 ) -> str | None:
     """Return the name of the codec with the fewest bits that serves a need, or None.
 
-    of_values: the codec for values. dtype: a name. halves: return HALF for needs of BY_RANGE, where
-    16 bits suffice and fewer may not.
+    of_values: the codec for values. dtype: a name. halves: return HALF, a codec of 16 bits, for
+    needs of BY_RANGE, where 16 bits suffice and fewer may not.
     """
     if need in BY_RANGE and halves:
         return HALF if dtype in WIDER_THAN_16_BITS else None
@@ -58,10 +61,7 @@ POLICIES: Mapping[str, Policy] = {
 
 
 def get_policy(owner: str, policy: object, named: Mapping[str, T]) -> T | Policy:
-    """Return the policy of a name in `named`, or `policy` itself, a function; refuse others.
-
-    owner: for the error, as in all functions here.
-    """
+    """Return the policy of a name in `named`, or `policy` itself, a function; refuse others."""
     if isinstance(policy, str) and policy in named:
         return named[policy]
     if not callable(policy):
@@ -127,8 +127,8 @@ def _refuse_unfit(owner: str, name: str, dtype: str, need: str, codec: object) -
 def coders(
     codec: str, dtype: Dtype | str, shape: tuple[int, ...], measure: str, grouping: Grouping | None
 ) -> tuple[Any, Decoder]:
-    """Return the operators (encoder, decoder) of a codec for arrays of a dtype and shape, with the
-    options of activations.
+    """Return the operators (encoder, decoder) of a codec, with its default options, for arrays of a
+    dtype and shape.
 
     measure: with TILES the encoder also returns measured numbers, over the groups of `grouping`.
     """

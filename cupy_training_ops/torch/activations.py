@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Saved-tensor hooks that store activations as codes from the forward pass to the backward pass.
 
-Hooks cost time on the host: what tensors alike have in common is computed once (`saved`), and a
-codec is one launch over addresses (`coding`).
+Hooks cost time on the host: what tensors alike have in common is computed once, and a codec is one
+launch over addresses. An `Entry` has the codes, compressed bytes, of one activation, or the tensor
+itself, for all nodes that save it. A `Kind` has what tensors alike have in common: their codec,
+which function saves them, and their `Form`, which has shape, strides, dtype and device.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ STRIDED = torch.strided
 MOST_DECODED = 2
 NOTEWORTHY = 1 << 20  # bytes; less is no reason to warn that it was not compressed
 
-# A tensor that shares an entry has its own form.
+# What `pack` returns: an entry; an entry of another tensor, and the form of this one, which shares
+# it; or the tensor itself with its version.
 Saved: TypeAlias = Entry | tuple[Entry, Form] | Untouched
 # The newest step under each policy: a new context continues from it, so that a loop that makes one
 # for each step does not wait for the device in each.
@@ -78,8 +81,11 @@ _steps: MutableMapping[TorchPolicy, Step] = weakref.WeakKeyDictionary()
 
 
 class Statement:
-    """One `with` statement of a thread: its hook, and the state of the thread's mode before: how
-    often it was on the stack, and `sees_all`."""
+    """One `with` statement of a thread.
+
+    pack: its hook. n_modes: how often the thread's mode was on the stack before the statement.
+    sees_all: the mode's attribute before.
+    """
 
     def __init__(self, pack: Hook, n_modes: int, sees_all: bool) -> None:
         self.pack, self.n_modes, self.sees_all = pack, n_modes, sees_all
@@ -93,7 +99,11 @@ class ThreadStatements(threading.local):
 
 
 class CompressedActivations(Summary):
-    """A context in which autograd saves codes; see `compressed_activations` for its arguments."""
+    """A context in which autograd saves codes of activations.
+
+    policy: a policy's name, or a function that chooses codecs (`compressed_activations`). check:
+    keep a copy of every tensor, and refuse one that was written without a change of its version.
+    """
 
     def __init__(self, policy: object, check: bool = False) -> None:
         self._argument, self._policy, self._check = policy, policy_of(policy), check
@@ -293,7 +303,8 @@ class CompressedActivations(Summary):
         return entry
 
     def _share(self, entry: Entry, x: Tensor, kind: Kind) -> None:
-        """Add a consumer to an entry: store more bits, or measure codes again, if it needs that."""
+        """Let one more node that saves x use an entry: store more bits, or measure codes again, if
+        its kind needs that."""
         if kind.rank > entry.rank:
             self._fill(entry, x, kind)
         elif kind.measure and not self._checks.covers(entry, kind):
@@ -303,7 +314,7 @@ class CompressedActivations(Summary):
             self._checks.remember_product(entry)
 
     def _fill(self, entry: Entry, x: Tensor, kind: Kind) -> None:
-        """Store in an entry what a consumer needs: codes, or the tensor itself."""
+        """Store in an entry what the kind's consumer needs of x: codes, or x itself."""
         if kind.is_exact:
             entry.store_whole(store_untouched(x), kind.reason, kind.use.consumer)
         elif kind.measure and self._checks.rejects(entry, kind, captured := is_captured(kind)):
@@ -417,7 +428,7 @@ def _has_decoded(entry: Entry | None) -> bool:
 
 
 def _reason_of_leaf(x: Tensor, nbytes: int) -> str:
-    """Return why a leaf is not compressed."""
+    """Return why a leaf of `nbytes` bytes is not compressed: "parameter", "leaf" or "small"."""
     if x.requires_grad or (type(x) is not Tensor and isinstance(x, torch.nn.Parameter)):
         return "parameter"
     return "leaf" if nbytes >= SMALL else "small"
@@ -447,7 +458,7 @@ class Checked(NamedTuple):
 
 
 def pack_checked(pack: Hook, x: Tensor) -> Any:
-    """Save a tensor by a hook; return what it saved, as `Checked` if the tensor can be compared."""
+    """Save x by the hook `pack`; return what it saved, as `Checked` if x can be compared later."""
     saved = pack(x)
     is_plain = type(x) in (Tensor, torch.nn.Parameter) and not x.is_nested
     is_plain = is_plain and x.layout is torch.strided
@@ -463,7 +474,8 @@ def pack_checked(pack: Hook, x: Tensor) -> Any:
 
 
 def unpack_checked(unpack: Hook, saved: Any) -> Any:
-    """Unpack what was saved; RuntimeError if the tensor was written without a version change."""
+    """Return the tensor of what `pack_checked` returned, by the hook `unpack`; raise RuntimeError
+    if it was written without a version change."""
     if type(saved) is not Checked:
         return unpack(saved)
     x, version, copy = saved.original, saved.version, saved.copy

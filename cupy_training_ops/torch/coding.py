@@ -86,7 +86,7 @@ def coding(
 
 
 def _on_host(op: Op, specs: tuple[Spec, ...]) -> Move:
-    """Return a function that runs an operator on host memory, synchronously.
+    """Return a function that runs the operator `op` on host memory, synchronously.
 
     specs: of its input and of each result. Codes for a SparseDecoder begin with their own length.
     """
@@ -110,7 +110,8 @@ def _host_array(address: int, spec: Spec) -> Any:
 
 
 def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) -> Move:
-    """Check and compile an operator's launches for arrays at any addresses.
+    """Check and compile the launches of `op` for arrays at any addresses; return a function that
+    queues them.
 
     specs: of its input and of each result. offset: bytes by which the input is off alignment.
     """

@@ -55,6 +55,7 @@ class Conversion:
     swapped: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     left_classes: dict[str, str] = field(default_factory=dict)
+    # (module, the class that it had).
     _originals: list[tuple[torch.nn.Module, type]] = field(
         default_factory=list, repr=False, compare=False
     )
@@ -151,7 +152,8 @@ def _class_reason(module: torch.nn.Module) -> str:
 
 
 def _of_pytorch(module: torch.nn.Module) -> Any:
-    """Return the replacement of one of PyTorch's own modules, why it has none, or None."""
+    """Return the class that one of PyTorch's own modules gets, a text that says why it is left, or
+    None for other modules."""
     replacement: Any = _REPLACEMENTS.get(type(module))
     argument = replacement and replacement.unsupported_argument(module)
     if not argument:

@@ -4,6 +4,9 @@
 A norm that subtracts feature means makes the gradient of the product before it independent of
 these, and nearly that of earlier products; their codes have to be exact enough without the means.
 It is noticed when the norm saves its input: products are known by their nodes' sequence numbers.
+
+An `Entry` has the codes of one saved tensor, and the tensor until its check is decided. Its `Kind`
+says how tensors alike are encoded and checked, and what their consumer needs.
 """
 
 from __future__ import annotations
@@ -32,8 +35,9 @@ next_node = torch._C._autograd._get_sequence_nr
 
 
 class Operand(PendingCheck):
-    """A pending check of an operand of a product, which a later norm or operand may fail.
+    """A pending check of an operand of a product, which a later norm or operand may make fail.
 
+    numbers: what the encoder measured, readable after the event, or at once if that is None.
     Both operands of a product of activations pass or fail together, as the error of one is
     multiplied by the means of the other. is_centred: a norm subtracts the feature means of the
     product's result.
@@ -92,7 +96,7 @@ class PendingChecks(pending.PendingChecks):
     def centre(self, entry: Entry) -> None:
         """Note that a norm subtracts the feature means of a product's result; entry: its operand.
 
-        Decides checks whose numbers were read; closed ones are not changed.
+        Decides checks whose numbers were read. Closed ones, with many bytes added since, stay.
         """
         with self.lock:
             entry.is_centred = True
@@ -107,10 +111,10 @@ class ThreadState(threading.local):
 
     def __init__(self) -> None:
         self.products: dict[int, weakref.ref[Entry]] = {}  # operands by nodes' sequence numbers
-        self.counts: dict[Kind, int] = {}
+        self.counts: dict[Kind, int] = {}  # tensors of each kind so far in this step
         self.captured: list[tuple[ErrorCheck, Tensor]] = []  # checks, and numbers at replay
         self.product = -1  # sequence number of the product whose operands are being saved
-        self.operands: list[Operand] = []
+        self.operands: list[Operand] = []  # of that product
 
 
 class ErrorChecks:
@@ -142,7 +146,8 @@ class ErrorChecks:
     # ---- encoding --------------------------------------------------------------------------------
 
     def rejects(self, entry: Entry, kind: Kind, is_captured: bool) -> bool:
-        """Return True under graph capture if this tensor's codes did not pass in an earlier step.
+        """Return True if a CUDA graph is being captured (is_captured) and this tensor's codes did
+        not pass in an earlier step.
 
         Sets entry.place, kind.number + i for the i-th tensor of its kind in a step.
         """
@@ -189,7 +194,11 @@ class ErrorChecks:
         return thread.operands if node >= 0 else None
 
     def covers(self, entry: Entry, kind: Kind) -> bool:
-        """Return True if the check of an entry's codes suffices for a consumer of this kind."""
+        """Return True if the check of an entry's codes suffices for a consumer of this kind.
+
+        Norms and products of activations need a check of their own need and groups, products with
+        parameters one of their groups; other consumers any.
+        """
         if entry.code is None or kind.measure != TILES:
             return True
         old, new = entry.kind.check, kind.check
@@ -230,7 +239,7 @@ class ErrorChecks:
 
 
 def measure_range(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
-    """Return (largest magnitude,) of float16 codes of x; for a product's operand also the sums over
+    """Return (largest magnitude,) of x's float16 codes; for a product's operand also the sums over
     features of variances and of squared means, as a softmax after the product ignores means."""
     largest = torch.linalg.vector_norm(code.view(torch.float16), torch.inf, dtype=torch.float32)
     if kind.use.need != PRODUCT:

@@ -62,7 +62,8 @@ _MOST_SEED = 1 << 62
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
 
-# Return an argument that kernels refuse, or None; arguments: those of the operator.
+# Each `_unserved...` returns an argument that kernels refuse, or None. Its arguments, and those of
+# `_their...`, which compute by PyTorch's functions, are those of the operator.
 
 
 def _unserved_dim(input: Tensor, _: int) -> Unserved | None:

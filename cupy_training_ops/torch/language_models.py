@@ -91,7 +91,11 @@ _GATES = {
 
 
 def _norm_forward(cls: Any) -> _Forward:
-    """Return the pass of an RMS norm; its result has the dtype of the weight."""
+    """Return the forward pass of a subclass of `cls`, an RMS norm of transformers.
+
+    Its result has the weight's dtype, as that of `nn`'s norms, also where a compiler fuses the pass
+    of cls. In an exported program it is that of cls.
+    """
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
@@ -182,13 +186,15 @@ def _run_decoder(model: _Module, named: dict[str, Any], _: Any = None) -> tuple[
 
 
 def _run_bert(model: _Module, named: dict[str, Any], _: Tensor) -> tuple[Tensor, Any]:
-    """Return as `_run_decoder` for BERT, whose head begins with a transform of its own."""
+    """Return (input of the head's linear layer, results of the body by name) of BERT, whose head
+    begins with a transform."""
     hidden, outputs = _run_decoder(model, named)
     return model.cls.predictions.transform(hidden), outputs
 
 
 def _run_t5(model: _Module, named: dict[str, Any], labels: Tensor) -> tuple[Tensor, Any]:
-    """Return as `_run_decoder` for T5: encoder, unless its outputs are arguments, then decoder.
+    """Run T5's encoder, unless its outputs are arguments, then its decoder; return (input of the
+    head, results of both by name).
 
     labels: shifted right, they are the decoder's tokens if it has no others. Changes `named`.
     """
@@ -299,7 +305,7 @@ def _headed_forward(cls: Any) -> _Forward:
     def forward(self: Any, *arguments: Any, skip_logits: bool | None = None, **named: Any) -> Any:
         """Compute the loss without logits, or call the model's own pass, which returns both.
 
-        skip_logits: choose the first; None: in training.
+        arguments, named: of that pass. skip_logits: choose the first; None: in training.
         """
         named.update(zip(names, arguments, strict=False))
         labels = named.pop("labels", None)

@@ -2,7 +2,9 @@
 """Losses by PyTorch's names and arguments, with what kernels compute beside them.
 
 A loss makes the gradients of its inputs in the same pass; of a linear layer it never has all scores
-in memory.
+in memory. `_their_...` compute by PyTorch's functions what an operator of the same arguments does.
+terms: (label_smoothing, lse_square_scale, softcap), the last 0.0 for None. wanted: which of
+(z-loss, accuracy, predictions) are returned. weight: of the classes, as PyTorch's.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ def _their_loss(
     reduction: str,
     _: torch.dtype | None,
 ) -> Tensor:
+    """Compute the loss against classes, in the dtype that PyTorch chooses."""
     return theirs.cross_entropy(
         input, target, weight, ignore_index=ignore_index, reduction=reduction
     )
@@ -62,7 +65,7 @@ def _their_regularized(
     lse_square_scale: float,
     softcap: float,
 ) -> Tensor:
-    """Compute the loss by PyTorch's functions; z-loss and caps are not among its arguments."""
+    """Compute the loss by PyTorch's functions; its cross_entropy has neither z-loss nor cap."""
     if softcap:
         capped = softcap * torch.tanh(input / softcap)
         input = torch.where(input == -torch.inf, input, capped)
@@ -73,7 +76,7 @@ def _their_regularized(
     weights = torch.ones_like(losses)  # of rows, 0 where the target is ignored
     if not target.is_floating_point():
         if weight is not None:
-            weights = weight[target.clamp(0, input.shape[input.dim() > 1] - 1)]
+            weights = weight[target.clamp(0, input.shape[input.dim() > 1] - 1)]  # dim 0 or 1
         weights = torch.where(target == ignore_index, 0, weights)
     lse = torch.logsumexp(input, int(input.dim() > 1), keepdim=False).to(losses.dtype)
     losses = losses + torch.where(weights == 0, 0, weights * lse_square_scale * lse.square())
@@ -90,6 +93,7 @@ def _their_dense(
     _: torch.dtype | None,
     *terms: float,
 ) -> Tensor:
+    """Compute the loss against probabilities, with PyTorch's default of ignore_index."""
     return _their_regularized(input, target, weight, -100, reduction, None, *terms)
 
 
@@ -114,7 +118,7 @@ def _their_measured(
             _their_regularized(
                 scores, target, weight, ignore_index, reduction, dtype, smoothing, scale, 0.0
             )
-            for scale in (square, 0.0)
+            for scale in (square, 0.0)  # with z-loss, and without
         ]
         dim = int(scores.dim() > 1)
         is_left = (target == ignore_index) | ~scores.amax(dim).isfinite()
@@ -275,7 +279,7 @@ def cross_entropy(
 
 
 def _measure(input: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return loss, z-loss and predicted classes."""
+    """Return (loss, z-loss, predicted classes); others: arguments after the scores."""
     if not records(input):
         loss, z_loss, predicted = _measured_loss(input, *others)
     else:
@@ -292,7 +296,7 @@ def _output(
     reduction: str,
     wanted: tuple[bool, bool, bool],
 ) -> CrossEntropyOutput:
-    """Return the loss with those of (z-loss, accuracy, predictions) that `wanted` is True for."""
+    """Return the loss with the measures that are wanted; predicted: a class for each target."""
     accuracy, predicted = None, predicted.reshape(target.shape)
     if wanted[1]:
         counts = target != ignore_index
@@ -358,7 +362,7 @@ def _unserved_probabilities(
 def _terms(
     function: str, label_smoothing: float, lse_square_scale: float, softcap: float | None
 ) -> tuple[float, ...]:
-    """Return label smoothing, z-loss and cap as numbers."""
+    """Return `terms` of these arguments; refuse others than numbers in their ranges."""
     cap = 0.0 if softcap is None else softcap
     values = {"label_smoothing": label_smoothing, "lse_square_scale": lse_square_scale}
     for name, value in (*values.items(), ("softcap", cap)):
@@ -383,10 +387,8 @@ def _autocast_dtype(scores: Tensor) -> torch.dtype | None:
 
 
 def _in_place(input: Tensor, *others: Any) -> Tensor:
-    """Return the loss, and overwrite the scores by their gradient.
-
-    others: arguments of the operator cross_entropy after the scores, with or without `terms`.
-    """
+    """Return the loss, and overwrite the scores by their gradient; others: (target, weight,
+    ignore_index, reduction, dtype), and `terms` where they are not all 0."""
     if not torch.compiler.is_compiling() and differentiates():
         return (_loss_and_gradient if len(others) == 5 else _regularized)(input, *others)
     if torch._C._are_functorch_transforms_active():
@@ -406,11 +408,8 @@ def _in_place(input: Tensor, *others: Any) -> Tensor:
 
 
 class _InPlace(torch.autograd.Function):  # type: ignore[misc]
-    """The loss of scores, whose gradient overwrites them and raises their version.
-
-    is_whole: the operator can write to the scores; else the gradient is copied there, but not in
-    compiled code.
-    """
+    """The loss of scores, whose gradient overwrites them and raises their version. is_whole: the
+    operator writes to them; else the gradient is copied there, but not in compiled code."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, is_whole: bool, *others: Any) -> Tensor:
@@ -466,11 +465,13 @@ def linear_cross_entropy(
     """As torch.nn.functional.linear_cross_entropy, without all scores in memory.
 
     input: shape (..., features), target: shape (...); or (rows, features) and (rows, ...) for a
-    linear_weight of shape (classes, ..., features); probabilities have the classes as the dimension
-    after the rows. Rows are processed in chunks, whose scores are overwritten by their gradient;
-    gradients are computed with the loss, for reduction='none' from scores that are computed again.
-    If probabilities require gradients, which are as large, all scores are computed at once.
-    lse_square_scale, softcap, return_z_loss, return_token_accuracy, return_predicted_tokens: as of
+    linear_weight of shape (classes, ..., features) and a linear_bias of (classes, ...);
+    probabilities have the classes as the dimension after the rows. Rows are processed in chunks,
+    whose scores are overwritten by their gradient; gradients are computed with the loss, for
+    reduction='none' from scores that are computed again. If probabilities require gradients, which
+    are as large, all scores are computed at once. lse_square_scale: of a z-loss, the square of a
+    row's logsumexp. softcap: scores become softcap tanh(scores / softcap). return_z_loss,
+    return_token_accuracy, return_predicted_tokens: return a CrossEntropyOutput, reduced as by
     cross_entropy. dtype: of the loss, which is rounded once; None: the input's. options: of PyTorch
     2.13's LinearCrossEntropyOptions, batch_chunk_size bounds the rows of a chunk, whose scores are
     the memory that the loss needs (default: 512 MiB); other options are for PyTorch's kernels.
@@ -574,10 +575,8 @@ def _cast(result: Any, dtype: torch.dtype | None) -> Any:
 def _in_rows(
     input: Tensor, linear_weight: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Return input and target with one dimension of rows, and the shape of the rows' losses.
-
-    PyTorch's loss of scores has their classes as the second dimension.
-    """
+    """Return input and target with one dimension of rows, as PyTorch's loss of scores, whose
+    classes are the second dimension, takes them, and the shape of the rows' losses."""
     *shape, n_features = input.shape
     extents = linear_weight.shape[1:-1]
     if not extents and target.shape[: len(shape)] == (*shape,):
@@ -653,8 +652,7 @@ def _their_linear_loss(
     options: Any,
     terms: tuple[float, ...],
 ) -> Tensor:
-    """Call PyTorch's function, or compute scores and then loss where that lacks an argument, or
-    PyTorch, before 2.13, lacks the function."""
+    """Call PyTorch's function (from 2.13), or compute all scores where it lacks an argument."""
     if hasattr(theirs, "linear_cross_entropy") and not any(terms[1:]):
         return theirs.linear_cross_entropy(
             input,
@@ -688,7 +686,7 @@ def _their_measured_linear_loss(
     terms: tuple[float, ...],
     wanted: tuple[bool, bool, bool],
 ) -> CrossEntropyOutput:
-    """Compute a linear layer's loss and measures by PyTorch's functions; wanted: as of _output."""
+    """Compute a linear layer's loss, and the measures that are wanted, by PyTorch's functions."""
     ignored = -100 if ignore_index is None else ignore_index
     rows, by_row, shape = _in_rows(input, linear_weight, target)
     scores = _scores_of(rows, linear_weight, linear_bias)

@@ -88,7 +88,8 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
             self.call = before
 
     def _special(self, func: Any, args: Arguments, kwargs: Named) -> Any:
-        """Call a function of EXPOSING, noting the memory, or the body of one of LOOKED_THROUGH."""
+        """Call `func`, one of EXPOSING, noting the memory, or the body of one of LOOKED_THROUGH, so
+        that its inner calls are noted."""
         if func in EXPOSING:
             for x in args:
                 if isinstance(x, Tensor) and x.layout is torch.strided:
@@ -161,7 +162,7 @@ def take_off_mode(mode: Consumers) -> None:
 
 
 def take_off_hooks(pack: Hook) -> None:
-    """Take hooks off the stack, if they are there, whatever is above them."""
+    """Take a pair of hooks off the stack, if it is there, whatever is above it; pack: its first."""
     others = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
         torch._C._autograd._pop_saved_tensors_default_hooks()

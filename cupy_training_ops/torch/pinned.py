@@ -71,7 +71,7 @@ def _allocate_rows() -> list[Row]:
 
 
 _ROWS: defaultdict[int, Rows] = defaultdict(Rows)  # by GPU, as an event belongs to one
-_STREAMS: dict[tuple[int, int], object] = {}
+_STREAMS: dict[tuple[int, int], object] = {}  # by (GPU, address of the stream)
 
 
 class PinnedNumbers:
@@ -132,7 +132,8 @@ def read_later(numbers: Tensor | PinnedNumbers, index: int) -> tuple[object, obj
 def copy_to_host(numbers: Tensor, index: int) -> tuple[Tensor, object]:
     """Return (copy on the host, event after which it can be read), for numbers of any dtype.
 
-    index: as of `read_later`; on the host it returns (numbers, None).
+    index: of the GPU whose current stream writes the numbers; -1 for the host, where this returns
+    (numbers, None).
     """
     if index < 0:
         return numbers, None

@@ -160,6 +160,7 @@ def _product(name: str, groups: Callable[[Tensor, bool], Dimensions]) -> Rule:
         return n <= 1 and (not kwargs or n + n_computed(kwargs.values()) <= 1), is_left
 
     def use(x: Tensor, answer: tuple[bool, bool]) -> Use:
+        """Return the Use of an operand x; answer: what `ask` returned."""
         is_linear, is_left = answer
         if is_linear:
             return Use(name, LINEAR, groups(x, is_left))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Data of hooks: `Form` and `Kind` for all tensors alike, an `Entry` for each, `Statistics`.
+"""Data of hooks: `Form` and `Kind` for all tensors alike, an `Entry` for each, and `Statistics`.
 
 A Form is a tensor's metadata and the type of autograd node that computed it. A Kind is a Form and a
 Use, which function saves the tensor for what; it has the codec, or the reason why the tensor is not
@@ -53,9 +53,9 @@ _forms: MutableMapping[TorchPolicy, dict[FormKey, Form]] = weakref.WeakKeyDictio
 class Form:
     """Metadata that saved tensors have in common, and kinds by the function that saves them.
 
-    index: of the GPU, -1 for the host. size: elements. order: dimensions from the outermost in
-    memory to the innermost; None with gaps or overlaps. empty(): allocates such a tensor.
-    has_history: `reason_of` may return a reason.
+    key: (type of grad_fn, dtype, shape, strides, device). index: of the GPU, -1 for the host. size:
+    elements. order: dimensions from the outermost in memory to the innermost; None with gaps or
+    overlaps. empty(): allocates such a tensor. has_history: `reason_of` may return a reason.
     """
 
     __slots__ = (
@@ -124,7 +124,7 @@ def new_form(forms: dict[FormKey, Form], key: FormKey) -> Form:
 
 
 def new_kind(policy: TorchPolicy, form: Form, x: Tensor, facts: CallFacts) -> Kind:
-    """Return the form's kind with the use that follows from these facts, or make it.
+    """Return the form's kind with the use that follows from `facts`, or make it.
 
     facts: of `call_facts`, about the call that saves x, a tensor of this form.
     """
@@ -137,8 +137,8 @@ def new_kind(policy: TorchPolicy, form: Form, x: Tensor, facts: CallFacts) -> Ki
 
 
 def _make_kind(policy: TorchPolicy, form: Form, use: Use) -> Kind:
-    """Make a kind with the codec that the policy chooses; only policies by consumer make exact
-    kinds."""
+    """Make a kind of a form and a use, with the codec that the policy chooses; only policies by
+    consumer make kinds with `is_exact`."""
     codec, reason, is_exact = "", form.reason, False
     if not reason:
         need = "mask" if form.dtype == torch.bool else "value"
@@ -232,7 +232,8 @@ def store_untouched(x: Tensor) -> Untouched:
 
 
 def restore(untouched: Untouched) -> Tensor:
-    """Return the tensor; raise PyTorch's RuntimeError if it was written since."""
+    """Return the tensor of (tensor, version); raise PyTorch's RuntimeError if it was written since
+    it had that version."""
     x, version = untouched
     if x._version != version:
         raise RuntimeError(
@@ -246,7 +247,11 @@ def restore(untouched: Untouched) -> Tensor:
 class Entry(pending.Entry):
     """One activation, shared by all nodes that save it: its codes, the tensor itself, or both.
 
-    `code` is a tensor of bytes or None, `original` an Untouched or None.
+    `code` is a tensor of bytes or None, `original` an Untouched or None. storage, version: the
+    memory of the tensor that was saved first, and PyTorch's version of it. stream: makes the codes.
+    history: sequence number of the node that computed the tensor, or None. exposed_at: identifies
+    the last call that exposed the memory to unseen writes (`modes.expose`), or None. statistics:
+    of all entries.
     """
 
     uses = uses_left = 1  # nodes that saved it, and those of them that have not unpacked it
@@ -266,8 +271,6 @@ class Entry(pending.Entry):
         exposed_at: object,
         statistics: Statistics,
     ) -> None:
-        """history: sequence number of the tensor's node. exposed_at: identifies the last call that
-        exposed the memory to unseen writes (`modes.expose`), or None."""
         self.storage, self.version, self.stream = weakref.ref(storage), version, stream
         self.history, self.exposed_at = history, exposed_at
         self.kind, self.statistics = kind, statistics
@@ -284,8 +287,9 @@ class Entry(pending.Entry):
     ) -> bool:
         """Return True if a tensor has this entry's bits, and the codes are ready on its stream.
 
-        They are equal if storage, version and node are, and if no unseen write can have come in
-        between. Shapes may differ, as the memory is dense.
+        Arguments are the tensor's, as those of the entry. Bits are equal if storage, version and
+        node are, and if no unseen write can have come in between. Shapes may differ, as the memory
+        is dense.
         """
         own = self.form
         return (
@@ -315,7 +319,10 @@ class Entry(pending.Entry):
         self.statistics.add_codes(kind)
 
     def store_whole(self, original: Untouched, reason: str, consumer: str) -> None:
-        """Store the tensor itself, in place of codes; reason, consumer: for the statistics."""
+        """Store the tensor itself, in place of codes.
+
+        reason: why it is not compressed. consumer: name of the function that needs it.
+        """
         self.original = original
         if self.code is not None:
             self.statistics.remove_codes(self.kind, self.code.nbytes)
@@ -359,7 +366,7 @@ class Statistics(pending.HeldBytes):
         # [tensors encoded, tensors that shared codes, bytes by which codes are below code_nbytes].
         self._kinds: defaultdict[Kind, list[int]] = defaultdict(lambda: [0, 0, 0])
         self._passed: defaultdict[str, int] = defaultdict(int)  # uncompressed bytes, by reason
-        self._untouched: Counter[str] = Counter()  # the same, by consumer
+        self._untouched: Counter[str] = Counter()  # uncompressed bytes, by consumer
         self._failed: Counter[str] = Counter()  # checks, by consumer and reason
 
     def add_codes(self, kind: Kind) -> None:

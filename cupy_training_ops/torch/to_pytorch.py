@@ -2,7 +2,8 @@
 """Calls that go to PyTorch's own functions, as no kernel of this package computes them.
 
 Each is counted by function and argument. If PyTorch refuses the call too, the error is of PyTorch's
-type and an ArgumentError, with both messages.
+type and an ArgumentError, with both messages. Here `ours` is a function of this package, `theirs`
+PyTorch's of the same arguments; `arguments` are those by position, `named` those by name.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class ArgumentTypeError(ArgumentError, TypeError):
     """An argument that PyTorch refuses by a TypeError."""
 
 
-# Our error by PyTorch's.
+# {type of PyTorch's error: type of ours that is raised in its place}.
 _ERRORS: dict[type[Exception], type[ArgumentError]] = {
     RuntimeError: ArgumentRuntimeError,
     NotImplementedError: ArgumentRuntimeError,
@@ -161,7 +162,7 @@ def with_deprecated_form(function: Callable[..., Tensor]) -> Callable[..., Tenso
 def _in_pytorchs_form(
     arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (), and all arguments of a call in the deprecated form by PyTorch's names."""
+    """Return (), and {PyTorch's name: argument} of a call in the deprecated form."""
     message = (
         "linear_cross_entropy(hidden, weight, target, bias, ignore_index, reduction) is deprecated:"
         " name arguments as torch.nn.functional.linear_cross_entropy does"

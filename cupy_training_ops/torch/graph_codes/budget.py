@@ -5,6 +5,10 @@ For each of several budgets PyTorch's partitioner chooses what is computed again
 values and then by those of their codes; of the rest values are encoded, those first that save most
 bytes a second, until the budget is met. The cheapest result is chosen; PyTorch's choice without
 codes is among them.
+
+Here split(partitioner) splits the joint graph into (forward, backward); `planner` says which codes
+each saved value may have; num_outputs are the forward graph's outputs before the saved values; a
+plan is a list of `Saved`, one for each saved value.
 """
 
 from __future__ import annotations
@@ -100,8 +104,7 @@ def within(
 ) -> Partition:
     """Return the cheapest partition within the budget, or the smallest if there is none.
 
-    Without a budget: PyTorch's choice, with all codes that the plan has. split(partitioner): splits
-    the joint graph. num_outputs: outputs of the forward graph before the saved values.
+    Without a budget: PyTorch's choice, with all codes that the planner allows.
     """
     if budget is None:
         forward, backward = split(partitioners.min_cut_rematerialization_partition)
@@ -147,7 +150,7 @@ class _Search:
         self._again: set[str] = set()  # names of values that follow from codes of others
         self._smallest = math.inf  # bytes, of the partitions that recompute no product
         self._plain: dict[str, Saved] = {}  # what PyTorch's own choice saves, by name
-        # Bytes, and seconds in which PyTorch's own choice computes values again.
+        # The budget in bytes, and seconds in which PyTorch's own choice computes values again.
         self._limit = self._spent = math.inf
 
     def count_codes(self) -> float:
@@ -163,8 +166,9 @@ class _Search:
         return self._limit / max(self._smallest, 1)
 
     def attempt(self, share: float) -> bool:
-        """Try a share as PyTorch's budget, codes added to its choice; return False if smaller ones
-        would only take longer."""
+        """Let PyTorch's partitioner save a share of the bytes that it saves by itself, add codes,
+        and keep the result in `best` if it is better; return False if smaller shares would only
+        take longer."""
         self._settings.change(activation_memory_budget=share)
         try:
             forward, backward = self._split(self._partitioner)
@@ -208,7 +212,8 @@ class _Search:
         self, option: Partition, products: Collection[Saved] = ()
     ) -> Partition | None:
         """Rewrite an option's graphs with `compute_again`; return the new option, or None if
-        nothing can be computed again. products: of `_products`."""
+        nothing can be computed again. products: plans of results of products, which alone are
+        computed again if there are some."""
         forward, backward = option.forward, option.backward
         parameters = self._planner.of_parameters(forward.graph)
         plan = self._planner.plan(forward.graph, backward.graph, self._num_outputs)
@@ -224,7 +229,7 @@ class _Search:
         """Return saved results of products, as many as the limit asks for, those first whose bytes
         cost least time. About half of an operand's bytes are lost: it has no codes then."""
         parameters = self._planner.of_parameters(option.forward.graph)
-        candidates = []  # (seconds a byte, bytes, plan)
+        candidates = []  # (seconds a byte, bytes, plan of the value)
         for one in option.plan:
             product = producer_of(one.forward)
             if packet(product.target) not in FORWARD_PRODUCTS or one.reason in STAYS:
@@ -258,7 +263,8 @@ def _is_better(one: Partition, other: Partition, limit: float) -> bool:
 
 
 def _encode_to_limit(limit: float, partition: Partition) -> Partition:
-    """Encode values until the limit is met, cheapest for a saved byte first.
+    """Return a partition with codes, of its plan, for as many values as meet the limit in bytes,
+    those first that cost least time for a saved byte.
 
     Values that share the codes of a sum, dropped and absorbing ones, stay encoded together.
     """
@@ -279,7 +285,8 @@ def _encode_to_limit(limit: float, partition: Partition) -> Partition:
 
 
 def _coding_time(one: Saved) -> float:
-    """Estimate the seconds that codes of a value cost, by the additional bytes moved.
+    """Estimate the seconds that codes cost by the plan of one value, from the additional bytes
+    moved.
 
     The forward pass writes codes, and reads the value again unless its operator is pointwise, with
     which the encoder fuses. The backward pass reads codes in place of the value; for products, with
@@ -360,6 +367,7 @@ def _partitioner(settings: _Settings, shares: Mapping[str, float]) -> Partitione
 
     # Each in place of the PyTorch function that it calls.
     def solve_once(graph: Any, info: Any, options: Any, dont_ban: Iterable[Node] = ()) -> Any:
+        """Return (saved, banned nodes), solved once for the same options and nodes not to ban."""
         key = (repr(options), frozenset(dont_ban or ()))
         if key not in solutions:
             solutions[key] = solve_min_cut(graph, info, options, dont_ban or None)
@@ -373,6 +381,7 @@ def _partitioner(settings: _Settings, shares: Mapping[str, float]) -> Partitione
     choices: set[frozenset[Node]] = set()
 
     def choose_another(*arguments: Any, **named: Any) -> list[Node]:
+        """Return the values to save; raise _SameChoiceError if an earlier budget led to them."""
         saved: list[Node] = choose(*arguments, **named)
         # Ranks that decide together have to make the same calls.
         if frozenset(saved) in choices and not config._sync_decision_cross_ranks:

@@ -82,6 +82,7 @@ EXACT_OPERATORS = packets(
     *("erfinv", "lgamma", "digamma", "linalg_vector_norm"),
 )
 RELU = packets("relu", "threshold_backward", "leaky_relu", "leaky_relu_backward")
+# By the name of an operator's argument.
 NEEDS_OF_ATTENTION = {
     "query": Need.SCORES,
     "key": Need.SCORES,
@@ -183,6 +184,8 @@ class Backward:
     """A backward graph: which nodes depend on gradients, and the uses of its values.
 
     placeholders: by name. order: index of each node. gradients: nodes that depend on gradients.
+    In methods `user` is a node that reads `node`, `target` its operator without overload, and
+    `image` says how `node` depends on the saved value.
     """
 
     def __init__(self, graph: Graph, parameters: Collection[str] = ()) -> None:
@@ -212,7 +215,7 @@ class Backward:
         return points
 
     def uses(self, node: Node, image: Image = Image.VALUE) -> Uses:
-        """Return the joint need of a node's users; image: how it depends on the saved value."""
+        """Return the joint need of all users of a node."""
         key = (node, image)
         if key not in self._uses:
             self._uses[key] = _join(self._use(node, user, image) for user in node.users)
@@ -243,7 +246,10 @@ class Backward:
         return Uses(Need.EXACT, reason=name_of(user))
 
     def _use_beside_gradients(self, node: Node, user: Node, source: object) -> Uses:
-        """Return the need of a user that depends on gradients; source: its `origin`."""
+        """Return the need of a user that depends on gradients.
+
+        source: its operator before decompositions.
+        """
         target, name = packet(user.target), name_of(user)
         if is_attention(user):
             return Uses(_need_of_attention(node, user), reason=name)
@@ -260,7 +266,7 @@ class Backward:
 
     @staticmethod
     def _is_scaled(node: Node, user: Node, target: object) -> bool:
-        """Return True if the relative error of the result is about that of the value."""
+        """Return True if the relative error of the user's result is about that of `node`."""
         if target in MULTIPLIES:
             return True
         if target is aten.div:
@@ -270,7 +276,8 @@ class Backward:
         return False
 
     def _is_summed(self, node: Node, user: Node, target: object, image: Image) -> bool:
-        """Return True if `user` is a sum that does not cancel: x + y, x + bias, 1 + tanh(x)."""
+        """Return True if `user` is a sum that does not cancel: x + y, x + bias, 1 + tanh(x). A
+        number may be added only to results of magnitude about 1."""
         if target not in SUMS:
             return False
         other = user.args[1] if user.args[0] is node else user.args[0]
@@ -288,7 +295,8 @@ def _join(uses: Iterable[Uses]) -> Uses:
 
 
 def _need_of_attention(node: Node, user: Node) -> Need:
-    """Return the need of attention for an operand; EXACT for statistics, masks and seeds."""
+    """Return how exactly the attention operator `user` needs its operand `node`; EXACT for
+    statistics, masks and seeds."""
     schema = getattr(user.target, "_schema", None)
     if schema is None:
         return Need.EXACT
@@ -303,7 +311,8 @@ def _need_of_attention(node: Node, user: Node) -> Need:
 
 
 def _is_at_most(a: object, b: object) -> bool:
-    """Return True if a size is known, without a new guard, to be at most another."""
+    """Return True if a size is known, without a new guard, to be at most another; of symbolic
+    sizes, only if they are the same expression."""
     if isinstance(a, int) and isinstance(b, int):
         return a <= b
     return str(a) == str(b)

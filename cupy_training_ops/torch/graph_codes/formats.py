@@ -2,7 +2,7 @@
 """Formats of codes in compiled graphs: 8 or 4 bits a value with a scale for each 32, or bits.
 
 Encoders and decoders are functions of tensors whose last dimension is contiguous, in operators that
-a compiler fuses with those around them.
+a compiler fuses with those around them. keep_signs: values that are not 0 get a code that is not 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 TILE = 32  # neighbours of the last dimension that share a scale
 SAMPLE = 64  # places of a mean, at least
-LEAST_SHARE = 0.2  # of a mean's square in the mean square: half a deviation, squared, is a fifth
+LEAST_SHARE = 0.2  # mean^2 / mean of squares = 0.5^2 / (0.5^2 + 1), if the mean is half a deviation
 LEAST_SCALE = 1e-30  # of a tile; with it the signs of smaller numbers are still encoded
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 Parts = tuple[Tensor, ...]  # (codes, scales), or (bits,)
@@ -24,7 +24,7 @@ Parts = tuple[Tensor, ...]  # (codes, scales), or (bits,)
 
 @dataclass(frozen=True)
 class Format:
-    """An encoder, its decoder, and its bits for each value."""
+    """A format of codes: an encoder, its decoder, and the bits of a value."""
 
     name: str
     bits: float  # a value, with its share of the scale
@@ -50,7 +50,7 @@ def _scale(x: Tensor, largest: int, *, keep_signs: bool) -> tuple[Tensor, Tensor
     """Return rounded x / scale as float32 of shape (..., tiles, TILE), and the scales, bfloat16 of
     shape (..., tiles, 1).
 
-    largest: magnitude that the largest of a tile gets. keep_signs: numbers that are not 0 are
+    largest: magnitude that the largest of a tile gets. With keep_signs numbers that are not 0 are
     rounded to 1 or -1 at least.
 
     A tile with a NaN or an infinity has a scale that is not finite, and decodes to such numbers.
@@ -110,7 +110,7 @@ def encode_int4_signed(x: Tensor) -> Parts:
 
 
 def decode_int4(codes: Tensor, scale: Tensor) -> Tensor:
-    """Return float32 of `encode_int4`'s codes and scales."""
+    """Return float32, (..., n), of `encode_int4`'s codes, (..., n / 2), and scales."""
     codes = codes.reshape(*codes.shape[:-1], codes.shape[-1] * 2 // TILE, TILE // 2)
     q = torch.cat((codes & 15, codes >> 4), -1)
     values = (cast(q, torch.float32) - 8) * cast(scale, torch.float32).unsqueeze(-1)
@@ -118,8 +118,8 @@ def decode_int4(codes: Tensor, scale: Tensor) -> Tensor:
 
 
 def centre_of(x: Tensor, dim: int) -> Tensor:
-    """Return the mean over about 64 places of a dimension, in float32; 0 where it is not finite or
-    less than half a deviation from 0, as that of one large place among small ones.
+    """Return the mean over about 64 places of the dimension `dim`, which becomes 1, in float32; 0
+    where it is not finite or less than half a deviation from 0, as of one large place among small.
 
     Any centre is right, as it is added again: the nearer to most values, the smaller the error.
     """

@@ -31,7 +31,10 @@ SOURCES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py"))
 class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
     """Splits a joint graph of forward and backward pass for Inductor, activations saved as codes.
 
-    least: bytes below which tensors are not encoded.
+    policy: the format of codes for each use of a value. budget: limit of the saved bytes; None:
+    encode all that the policy allows. least: bytes below which tensors are not encoded. account:
+    the report. In calls: gm is the joint graph, joint_inputs are its inputs, settings the keyword
+    arguments that PyTorch passes to its own partitioner.
     """
 
     def __init__(self, policy: GraphPolicy, budget: Budget | None, least: int) -> None:
@@ -51,10 +54,7 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
     def __call__(
         self, gm: GraphModule, joint_inputs: object, **settings: Any
     ) -> tuple[GraphModule, GraphModule]:
-        """Return the forward and the backward graph, PyTorch's own ones after an error.
-
-        gm: the joint graph. settings: what PyTorch passes to its own partitioner.
-        """
+        """Return the forward and the backward graph, PyTorch's own ones after an error."""
         try:
             return self._partition(gm, joint_inputs, settings)
         except Exception as error:  # of whatever kind: training goes on without codes
@@ -71,7 +71,8 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
     def _partition(
         self, gm: GraphModule, joint_inputs: object, settings: dict[str, Any]
     ) -> tuple[GraphModule, GraphModule]:
-        """Choose a partition within the budget, and put codes into its graphs."""
+        """Choose a partition within the budget, put encoders and decoders into its graphs, and
+        return these, (forward, backward)."""
         planner = Planner(
             self.policy, self.least, settings.get("static_lifetime_input_indices") or ()
         )
@@ -90,7 +91,7 @@ class Account:
     """A report with a line for each saved tensor of each compiled graph."""
 
     def __init__(self) -> None:
-        self._graphs: list[list[dict[str, Any]]] = []
+        self._graphs: list[list[dict[str, Any]]] = []  # the lines of each graph
 
     def note(self, chosen: Partition) -> None:
         """Add a graph's saved tensors, and those that are computed again."""
@@ -98,9 +99,11 @@ class Account:
         self._graphs.append(lines + [_line_of_recomputed(node) for node in chosen.recomputed])
 
     def report(self) -> dict[str, Any]:
-        """Return sums over all graphs, and the lines of each: see `ActivationCodes.report`.
+        """Return the sums of bytes over all graphs, and the lines of each.
 
-        "coded" has, by format, and "as_it_is", by reason, the sums of `_by`.
+        "before", "after": without parameters and inputs, whose memory is there in any case.
+        "coded": {format: {"tensors": how many, "before": bytes, "after": bytes}}. "as_it_is": the
+        same by the reason why tensors are not encoded. "graphs": a list of lines for each graph.
         """
         lines = [line for graph in self._graphs for line in graph]
         counted = [line for line in lines if line["reason"] not in ANYWAY]
@@ -115,9 +118,13 @@ class Account:
 
 
 def _line(one: Saved, is_added: bool) -> dict[str, Any]:
-    """Describe a saved value: its bytes before and after, "as" what it is saved, and why.
+    """Return the report's line for a saved value, with its name, shape and dtype.
 
-    is_added: PyTorch's own choice would not save it.
+    one: its plan. "before", "after": bytes of the value, and of what is saved. "as": a format of
+    codes, "itself", or "made again" if the backward pass computes it again. "in_place_of": if the
+    codes are of another value, which is computed from this one, the name of that. "reason": why it
+    has no codes, or the operator that needs it most exactly. "added", is_added: PyTorch's own
+    choice would not save it.
     """
     form = "made again" if one.is_dropped else "itself" if one.format is None else one.format.name
     return {
@@ -132,7 +139,10 @@ def _line(one: Saved, is_added: bool) -> dict[str, Any]:
 
 
 def _line_of_recomputed(node: Node) -> dict[str, Any]:
-    """Describe a value that PyTorch's own choice would save, and that is computed again."""
+    """Return the report's line for a value that PyTorch's own choice would save, but that the
+    backward pass computes again: "before" are its bytes, "after" 0; "added" is False, as the budget
+    does not save it. Keys are those of `_line`. node: the value's in the forward graph.
+    """
     return {
         **_describe(node),
         "before": nbytes_of(node.meta["val"]),
@@ -145,7 +155,7 @@ def _line_of_recomputed(node: Node) -> dict[str, Any]:
 
 
 def _describe(node: Node) -> dict[str, Any]:
-    """Return the part of a line that both kinds of lines have."""
+    """Return the name, shape (texts, as sizes may be symbolic) and dtype of a node's tensor."""
     value = node.meta["val"]
     return {
         "name": node.name,
@@ -172,9 +182,10 @@ class ActivationCodes(dict[str, Any]):
         """Return the bytes that compiled graphs save: uncompressed, by reason, or as codes.
 
         `before` and `after` are sums over all graphs, without parameters and inputs: of what
-        PyTorch's own choice saves, and of what is saved. `graphs` has a line for each tensor of
-        each graph; "added": a budget saves it, PyTorch's choice would not. Graphs from PyTorch's
-        cache of code are missing.
+        PyTorch's own choice saves, and of what is saved; `coded` has them by format, `as_it_is` by
+        the reason why tensors have no codes. `graphs` has a line for each tensor of each graph;
+        "added": a budget saves it, PyTorch's choice would not. Graphs from PyTorch's cache of code
+        are missing.
         """
         report: dict[str, Any] = self[OPTION].account.report()
         return report

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Plan for each saved value of a compiled graph: as it is, as codes, or computed again."""
+"""Plan for each saved value of a compiled graph: as it is, as codes, or computed again.
+
+Here `node` is a saved value in the forward graph, `nbytes` are its bytes, `placeholder` is the same
+value in the backward graph, and `point` the value of the backward graph that would be encoded: the
+placeholder, or computed from it. parameters: nodes of the forward graph that are parameters, or
+computed only from them. least: bytes below which a value is not encoded.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +91,7 @@ class Saved:
 class Planner:
     """Plans for the saved tensors of one graph.
 
-    least: bytes below which tensors are not encoded. static: indices of parameters among the
+    policy: the format of codes for each use of a value. static: indices of parameters among the
     forward graph's placeholders.
     """
 
@@ -139,9 +145,9 @@ class Planner:
         return parameters
 
     def _choices(self, node: Node, seen: Backward, parameters: set[Node]) -> list[Saved]:
-        """Return the possible plans of a tensor, one for each value that could be encoded.
+        """Return the possible plans of a tensor, one for each `point` that could be encoded.
 
-        seen: the backward graph. parameters: of `of_parameters`.
+        seen: the backward graph.
         """
         placeholder = seen.placeholders[node.name]
         value = node.meta["val"]
@@ -169,7 +175,8 @@ class Planner:
         ]
 
     def _choice(self, node: Node, placeholder: Node, nbytes: int, point: Node, uses: Uses) -> Saved:
-        """Return the plan of a tensor with codes of `point`, whose format follows from its uses."""
+        """Return the plan of a tensor with codes of `point`, whose format follows from its uses in
+        the backward graph, or without codes where none fits."""
         value, producer = point.meta["val"], _producer(node, point)
         if value.dtype is torch.bool:
             chosen: Format | None = BITS
@@ -211,7 +218,7 @@ def numel_of(value: Tensor) -> int:
 
 
 def nbytes_of(value: Tensor) -> int:
-    """Return the bytes of a tensor; symbolic sizes as of `numel_of`."""
+    """Return the bytes of a tensor; symbolic sizes are those of the compiled example."""
     return numel_of(value) * int(value.dtype.itemsize)
 
 
@@ -225,7 +232,8 @@ def _number(size: int | torch.SymInt) -> int:
 def memory_order(value: Tensor, is_image: bool) -> tuple[int, ...]:
     """Return the dimensions from the largest stride to the contiguous one.
 
-    Of images channels are last: compilers for GPUs choose that layout whatever the strides here.
+    Of images, (N, C, H, W), channels are last: compilers for GPUs choose that layout whatever the
+    strides here.
     """
     if is_image:
         return (0, 2, 3, 1)
@@ -271,7 +279,8 @@ def producer_of(node: Node) -> Node:
 
 
 def _is_near_batch_norm(producer: Node) -> bool:
-    """Return True for s = a + b in s -> product -> batch norm, and for results of that product.
+    """Return True if `producer` computes the sum s of s -> product -> batch norm, or the result of
+    that product.
 
     The norm subtracts feature means: errors that are small beside these may be large beside what is
     left. Looks through views and further sums.
@@ -314,6 +323,7 @@ def _choose(choices: list[list[Saved]]) -> list[Saved]:
         if any(saved[i].is_dropped for i in members):
             continue
         separate = sum(saved[i].saved_nbytes for i in members)
+        # Fewer bytes than those plans, or one of them encodes this value already.
         if members[first].saved_nbytes < separate or any(
             saved[i].point is members[i].point for i in members
         ):
@@ -331,7 +341,7 @@ def _storage(node: Node) -> int:
 def _without_shared(saved: list[Saved], alive: set[int]) -> list[Saved]:
     """Drop codes of values whose memory stays alive for others: they would save nothing.
 
-    alive: storages, as of `_storage`, that stay alive in any case. Values without codes add theirs,
+    alive: identifiers of storages that stay alive in any case. Values without codes add theirs,
     so it repeats until nothing changes.
     """
     while True:

@@ -4,6 +4,12 @@
 A value that is a cheap function of encoded ones, as GELU's result of its operand, is computed again
 from these: that moves as many bytes as decoding its own codes, and needs no encoder. Rows of an
 embedding are looked up again, which is exact.
+
+Here `one` is the plan of one saved value: one.forward is the value's node in the forward graph,
+one.backward its placeholder in the backward graph, one.point the value that is encoded, which is
+one.backward or computed from it, and one.source the parameter of which it is a cast, or None. A
+`chain` is a list of nodes, operands first. num_outputs: outputs of the forward graph before the
+saved values.
 """
 
 from __future__ import annotations
@@ -47,14 +53,15 @@ LOOKUPS = packets("embedding")
 COPY_OF = "copy_of"  # key of node.meta: name in the forward graph
 ALIASES = packets("alias", "detach")
 COPIES = VIEWS - packets("as_strided", "cat", "stack")
-EXACT = LOOKUPS | VIEWS | MULTIPLIES | SUMS | {prims.iota}  # cheap to compute again
-STAYS = ANYWAY | {SHARED, SMALL}
+EXACT = LOOKUPS | VIEWS | MULTIPLIES | SUMS | {prims.iota}  # cheap, without errors of codes
+STAYS = ANYWAY | {SHARED, SMALL}  # reasons for which a value is saved as it is
 
 
 def rewrite(
     forward: GraphModule, backward: GraphModule, plan: Sequence[Saved], num_outputs: int
 ) -> None:
-    """Put encoders after saved values, and decoders before their first use.
+    """Put encoders after saved values into the forward graph, and decoders before their first use
+    into the backward graph, as `plan`, of all saved values, says.
 
     Codes replace values in their places among outputs and placeholders, as PyTorch orders these:
     tensors, tensors without a version check, symbolic sizes.
@@ -69,7 +76,7 @@ def rewrite(
         if one.source is not None:
             places[one.forward] = _cast_again(backward.graph, one)
         elif one.forward not in places and not one.backward.users:
-            places[one.forward] = ()
+            places[one.forward] = ()  # the codes of a sum, another plan's, took its place
         if one.forward in places:
             backward.graph.erase_node(one.backward)
     put_out(forward.graph, places, num_outputs)
@@ -100,7 +107,7 @@ def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[
 
     def decode(*parts: Tensor) -> Tensor:
         """Return the value of what `encode` returned, its dimensions in their own order."""
-        back = [one.order.index(dim) for dim in range(value.dim())]
+        back = [one.order.index(dim) for dim in range(value.dim())]  # the inverse of one.order
         if one.tokens is not None:
             decoded = cast(chosen.decode(*parts[:-1]) + parts[-1], value.dtype)
         else:
@@ -138,11 +145,12 @@ def first_user(graph: Graph, node: Node) -> Node:
 
 
 def _cast_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
-    """Cast a parameter again in the backward graph; return (parameter,), or () if it is saved
-    already, as what is saved in place of the cast."""
+    """Recompute in the backward graph the casts from the parameter one.source to the saved value
+    one.forward. Return what the forward pass saves instead of it: (parameter,), or () where that is
+    saved already."""
     source = one.source
     assert source is not None
-    chain = [one.forward]
+    chain = [one.forward]  # to the parameter: each cast or view has one operand
     while chain[-1] is not source:
         chain += chain[-1].all_input_nodes
     saved = {node.name: node for node in backward.find_nodes(op="placeholder")}
@@ -152,7 +160,7 @@ def _cast_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
             value = backward.placeholder(source.name)
         value.meta.update(source.meta)
     with backward.inserting_before(first_user(backward, one.backward)):
-        for node in reversed(chain[:-1]):
+        for node in reversed(chain[:-1]):  # all but the parameter, the first cast first
             read = value
             value = backward.node_copy(node, lambda _, read=read: read)
     one.backward.replace_all_uses_with(value)
@@ -170,9 +178,10 @@ def _erase_unread(graph: Graph, node: Node) -> None:
 
 
 class _Forward:
-    """Computes values of the backward graph in the forward graph.
+    """Computes values of the backward graph in the forward graph, for encoders there.
 
-    _nodes: by name. _order: positions, with fractions for nodes that were added.
+    _nodes: the forward graph's, by name. _order: their positions, with fractions for nodes that
+    were added.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -181,7 +190,8 @@ class _Forward:
         self._order: dict[Node, float] = {node: i for i, node in enumerate(graph.nodes)}
 
     def compute(self, node: Node) -> Node:
-        """Return the node of the same value in the forward graph, or copy it there."""
+        """Return the forward graph's node for the value of `node`, a node of the backward graph; if
+        there is none, copy that, with its operands."""
         reads = {read: self.compute(read) for read in node.all_input_nodes}
         twin = self._nodes.get(node.name)
         if twin is not None and (
@@ -201,10 +211,10 @@ class _Forward:
 
 
 def put_out(graph: Graph, places: dict[Node, tuple[Node, ...]], num_outputs: int) -> None:
-    """Replace saved values among a forward graph's outputs by the nodes of their `places`.
+    """Replace saved values among a forward graph's outputs.
 
-    num_outputs: outputs before the saved values, which stay. PyTorch's descriptions of the outputs
-    (`desc`) are numbered again.
+    places: {node of the value: nodes that are saved in its place}, () for none. PyTorch's
+    descriptions of the outputs (`desc`) are numbered again.
     """
     output = graph.output_node()
     before = list(output.args[0])
@@ -231,11 +241,12 @@ def compute_again(
     n_outputs: int,
     products: Collection[Saved] = (),
 ) -> tuple[Node, ...]:
-    """Compute values again that depend on others saved; return them, which no longer are.
+    """Change both graphs so that the backward pass computes saved values again which follow from
+    other saved values; return their nodes in the forward graph. They are no longer saved.
 
-    Changes both graphs. parameters: nodes of the forward graph, of `Planner.of_parameters`.
-    n_outputs: as of `put_out`. products: results of products, which alone are computed again if
-    there are some.
+    parameters: nodes of the forward graph that are parameters or computed only from them.
+    n_outputs: outputs of that graph before the saved values. products: plans of results of matrix
+    products; if there are some, only these are computed again.
     """
     finder = _Images(backward, plan, parameters)
     places: dict[Node, tuple[Node, ...]] = {}

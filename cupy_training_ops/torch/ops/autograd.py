@@ -62,9 +62,11 @@ def general_apply(operator: CustomOp, *, is_first: bool) -> Callable[..., Any]:
     n_others = _n_others(operator)
     missing = (None,) * n_others if is_first else ()  # gradients of results that are not returned
     save, derivative = operator.save, functools.partial(derivative_of, operator)
+    # marks: results after the first are returned, not differentiable. is_one: they are left out.
     marks, is_one = n_others and not is_first, n_others and is_first
 
     def forward(ctx: Any, *inputs: Any) -> Any:
+        """Compute the results, and save what the derivative needs; inputs: those of `apply`."""
         arguments, (launched, tensors) = inputs[:-1], inputs[-1]
         results = launched(arguments, tensors)
         ctx.materialize_grads = False
@@ -102,6 +104,7 @@ def runner(
     n_functions = torch._C._len_torch_function_stack
 
     def run(arguments: Sequence[Any], tensors: tuple[Tensor, ...]) -> Any:
+        """Run a call by the Function of its kind, or before that is made, by the general one."""
         if n_functions():
             return call_through_mode(arguments)
         if apply is None:
@@ -134,7 +137,8 @@ class _Recipe(NamedTuple):
 
 
 class _RecordingContext:
-    """Stands for `ctx` and records what a derivative saves in it."""
+    """Stands for `ctx` and records what an operator saves in it: tensors in `saved`, others as
+    attributes."""
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         self.saved = tensors
@@ -178,14 +182,15 @@ def _specific_apply(
 ) -> Callable[..., Any]:
     """Return `apply` of a Function of ((arguments, tensors), *tensors that require gradients).
 
-    launched(arguments, tensors): computes the results. is_one: there are several, of which only the
-    first is returned.
+    recipe: what it saves, by places. launched(arguments, tensors): computes the results. is_one:
+    there are several, of which only the first is returned.
     """
     saved, wanted = recipe.saved, recipe.wanted
     missing = (None,) * _n_others(operator)
     derivative = functools.partial(derivative_of, operator)
 
     def forward(ctx: Any, call: tuple[Any, tuple[Tensor, ...]], *_: Tensor) -> Any:
+        """Launch a call, (arguments, tensors), and save the tensors that the recipe selects."""
         arguments, tensors = call
         results = launched(arguments, tensors)
         ctx.materialize_grads = False
@@ -274,6 +279,7 @@ def register_autograd(operator: CustomOp, library: Any, kernel: Callable[..., An
     n_arguments = len(overload_of(operator.name)._schema.arguments)
 
     def derivative(ctx: Any, *gradients: Any) -> Any:
+        """Return gradients of all arguments from those of the results."""
         # The dispatcher leaves out arguments that equal their defaults.
         n_missing = n_arguments - len(ctx.needs_input_grad)
         ctx.needs_input_grad += (False,) * n_missing
@@ -297,11 +303,14 @@ class _BypassingLibrary:
         self._library, self._kernel = library, kernel
 
     def impl(self, name: str, autograd: Callable[..., Any], key: str, **options: Any) -> None:
-        """Register the Autograd kernel that torch.library made, behind the bypass."""
+        """Register `autograd`, the kernel that torch.library made for an operator, behind the
+        bypass; key: the dispatch key, "Autograd"."""
         kernel, is_recording = self._kernel, torch.is_grad_enabled
         needs_gradients, are_plain = torch._C._any_requires_grad, dict[int, bool]()
 
         def bypass(keyset: Any, *arguments: Any) -> Any:
+            """Call the backend's kernel if it is next in the dispatcher's `keyset` and no gradient
+            is needed, else `autograd`."""
             keys = keyset.raw_repr()
             if keys not in are_plain:
                 are_plain[keys] = _is_plain(keyset)
@@ -328,6 +337,7 @@ def _writing(operator: CustomOp) -> Callable[..., Any]:
     """Return the Autograd kernel of an operator that writes: it refuses to lose a gradient."""
 
     def autograd(*arguments: Any) -> Any:
+        """Run the operator, whose argument `written` must not require a gradient."""
         name, written = operator.name, arguments[operator.writes]  # type: ignore[index]
         if torch.is_grad_enabled() and isinstance(written, Tensor) and written.requires_grad:
             expected = "a tensor that requires no gradient, as what it holds is overwritten"

@@ -5,6 +5,7 @@ Tensors are compared with those of recent calls by PyTorch's TensorGuards, as to
 types, dispatch keys (so modes, transforms, traces, autocast), dtypes, devices, shapes, strides, and
 which require gradients; a tensor that is passed twice never matches. Other arguments are compared
 by their bytes, so 1.0 is not 1. If PyTorch has no TensorGuards, every call takes the slow path.
+`registered` is an operator in torch.ops, which the dispatcher runs.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ _CallsByKey = dict[object, tuple[RecentCall, ...]]
 class RecentCalls:
     """A cache of one operator's calls.
 
-    registered: the operator in torch.ops, whose schema says which arguments are tensors. changing:
-    index of an argument that is not compared, as a seed; None: all are.
+    The schema of `registered` says which arguments are tensors. changing: index of an argument that
+    is not compared, as a seed; None: all are.
     """
 
     def __init__(self, registered: Any, changing: int | None) -> None:
@@ -170,7 +171,8 @@ def forget() -> None:
 
 
 def guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
-    """Return a function of as many tensors, True if they are like these; None without guards."""
+    """Return a function of as many tensors, True if types, dtypes, devices, shapes and strides are
+    those of `tensors`; None if PyTorch has no guards, or there are no tensors."""
     if _TensorGuards is None or not tensors:
         return None
     shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
@@ -183,9 +185,8 @@ class Door:
     """Entry point of an operator: calls its launches, an autograd.Function around them, or, if
     `needs_dispatcher`, PyTorch's dispatcher.
 
-    operator: its definition. registered: it in torch.ops, which the dispatcher runs. every: takes
-    the schema's arguments by position. first: returns the first result only; without gradients the
-    others are not computed.
+    operator: its definition. every: takes the schema's arguments by position. first: returns the
+    first result only; without gradients the others are not computed.
     """
 
     def __init__(self, operator: CustomOp, registered: Any) -> None:
@@ -413,7 +414,8 @@ def _library() -> Any:
 
 
 def _kernel(operator: CustomOp) -> Callable[..., Any]:
-    """Return the kernel for CPU and GPU: a call that matches a recent one goes to its launches."""
+    """Return the operator's kernel for CPU and GPU, a function of its arguments: a call that
+    matches a recent one repeats its launches."""
     overload, masked = overload_of(operator.name), operator.masked
     defaults, recent = defaults_of(overload), RecentCalls(overload, operator.changing)
     # Changing numbers come as a list; a tensor that is written has a new version.

@@ -4,6 +4,10 @@
 Bodies of registered operators take either as an argument. What a launch needs is looked up once for
 each set of dtypes, shapes, alignments and devices; later calls allocate and queue. `trace` runs a
 body and returns a function that repeats its launches in calls of the same kind.
+
+op: an operator of this package, as LayerNormalization(axis=-1). outputs: names of the results to
+compute; None: all. joins: results after the first may be slices of one tensor, which is returned in
+their place. Numbers are arguments of kernels that are no arrays.
 """
 
 from __future__ import annotations
@@ -28,9 +32,9 @@ from ..coding import ALIGNED, REUSED_NBYTES
 
 Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`
 Runner = Callable[..., Any]  # of all arguments, and of the tensors among them
-Maker = Callable[[], Any]
+Maker = Callable[[], Any]  # allocates a result
 Numbers = Callable[[Sequence[Any]], Sequence[object]]  # arguments -> the launches' numbers
-Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
+Pick = Callable[[Sequence[Any]], tuple[Any, ...]]  # a sequence -> some of its items
 # Which results a body computes. JOINED: all; those after the first may be slices of one tensor.
 EVERY, FIRST, JOINED = range(3)
 
@@ -80,7 +84,7 @@ def instance(cls: type[Op], **attributes: Any) -> Any:
 
 
 def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
-    """Return the operator's result or a tuple of results; `outputs` names some, None all."""
+    """Compute an operator's results; return one, or a tuple."""
     return _launch(op, inputs, outputs)[0]
 
 
@@ -101,9 +105,7 @@ def _launch(
 ) -> tuple[Any, Sequence[Any], Ready | None]:
     """Return (results, inputs made contiguous, launcher or None).
 
-    outputs: names of the results to compute; None: all. joins: those after the first may be slices
-    of one tensor, which is returned in their place. Compilers pad rows and callers slice them, so
-    strided tensors are copied.
+    Compilers pad rows and callers slice them, so strided tensors are copied.
     """
     inputs = [x.contiguous() if isinstance(x, Tensor) else x for x in inputs]
     backend = TENSORS.get(Tensor)
@@ -148,7 +150,8 @@ def _is_on_gpu(inputs: Sequence[Any]) -> bool:
 
 
 def infer(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
-    """Return empty tensors like the results; shapes may be symbolic."""
+    """Return empty tensors with the shapes, dtypes and device of the results of `launch`; shapes
+    may be symbolic."""
     device = next(value.device for value in inputs if isinstance(value, Tensor))
     inputs += (None,) * (len(op.inputs) - len(inputs))
     specs: Any = op.infer(*[_spec(value) for value in inputs])
@@ -216,11 +219,10 @@ def launcher(
 ) -> Runner:
     """Return a function that allocates results and queues launches on PyTorch's current stream.
 
-    It takes (arguments, their tensors, addresses if they are known). slots: for each array of the
-    call, the index of its address in [n_arguments addresses, *parts]. parts: (slot, nbytes), the
-    address of a slot + nbytes. numbers(arguments): numbers of the launches. bypass: for arguments
-    of a body; None: they are the operator's inputs. joins: allocate results after the first as
-    slices of one tensor, if they can be.
+    It takes (arguments, their tensors, addresses if they are known). call: the prepared launches.
+    slots: for each array of the call, the index of its address in [n_arguments addresses, *parts].
+    parts: (slot, nbytes), the address of a slot + nbytes. numbers(arguments): numbers of the
+    launches. bypass: for arguments of a body; None: they are the operator's inputs.
     """
     backend, device, ready = call.backend, call.device, call.ready
     makers = call.makers
@@ -322,14 +324,15 @@ def _address_order(
 ) -> Callable[[list[int]], Sequence[int]] | None:
     """Return a function from addresses of arguments and new results to those of the launches.
 
-    slots: of the call's arrays, as of `launcher`, for n_arguments addresses. None if the function
-    would change nothing. Results that are not computed have the address 0.
+    slots: for each input array of the call, the index of its address among the first n_arguments.
+    None if the function would change nothing. Results that are not computed have the address 0.
     """
     # For inputs, then results: the index of the address; -1: not computed.
     places, n = [*slots], n_arguments
     for result in call.prepared.results:
         places.append(n if result.spec is not None else -1)
         n += result.spec is not None
+    # `direct`: arrays whose addresses are kernel arguments.
     order = [places[place] for place in sorted(call.ready.direct)]
     if order == list(range(n)):
         return None
@@ -349,6 +352,7 @@ class _Workspaces:
         self._ready, self._backend, self._device = call.ready, call.backend, call.device
         self._nbytes = nbytes = call.workspace_nbytes
         self._make = call.backend.maker(Spec((nbytes,), UINT8), call.device)
+        # Calls with as much memory, of which as much is zeroed, share it.
         form = (call.backend, call.device, call.ready.zeros_nbytes, nbytes)
         self._is_reused = nbytes <= REUSED_NBYTES
         self._free: dict[int, Tensor] = _workspaces.setdefault(form, {})
@@ -369,8 +373,8 @@ class _Workspaces:
 def _prepare(
     op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins: bool
 ) -> Ready | None:
-    """Make the launcher of calls like this one; None if they are more than launches over tensors of
-    one GPU. outputs, joins: as of `_launch`."""
+    """Make the launcher of calls of `op` like this one; None if they are more than launches over
+    tensors of one GPU."""
     foreign = ForeignArrays(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
     call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, foreign)
     if not isinstance(call, KernelCall) or not call.ready.takes_numbers:
@@ -389,7 +393,8 @@ def _prepare(
 
 
 def compute(body: Callable[..., Any], arguments: Sequence[Any], which: int = EVERY) -> Any:
-    """Run a body; `which` of its results are computed: EVERY, FIRST or JOINED."""
+    """Run a body, a function of a Run and its arguments, and return its results: EVERY, only the
+    FIRST, or those after the first JOINED, as `which` says."""
     return body(_LAUNCHES[which], *arguments)
 
 
@@ -435,8 +440,8 @@ def _bypassing_launcher(
 ) -> Runner | None:
     """Make a launcher that takes a body's arguments, and runs without the body.
 
-    inputs: those of the operator that the body called. None if one is neither an argument nor a
-    slice of one.
+    inputs: those of the operator that the body called. ready: the operator's launcher. None if an
+    input is neither an argument nor a slice of one.
     """
     tensors = [i for i, value in enumerate(arguments) if isinstance(value, Tensor)]
     if any(arguments[place].data_ptr() % ALIGNED for place in tensors):
@@ -511,5 +516,5 @@ def pick(places: Sequence[int]) -> Pick:
     """Return a function from a sequence to the tuple of its items at these places."""
     if len(places) > 1:
         return itemgetter(*places)
-    start = places[0] if places else 0
+    start = places[0] if places else 0  # a slice makes a tuple of one item, or none
     return itemgetter(slice(start, start + len(places)))

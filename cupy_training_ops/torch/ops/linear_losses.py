@@ -4,9 +4,11 @@
 For each chunk of rows it computes scores = hidden @ weight.T + bias, their gradient in the same
 memory, and adds to the gradients of the layer. Shapes here: hidden (rows, features), weight
 (classes, features), bias (classes,), target (rows,) with classes or (rows, classes) with
-probabilities. Bodies ignore their Run: they call operators over chunks themselves. Where a row's
-loss has a shape `...`: weight (classes * ..., features), target
-(rows, ...) or (rows, classes, ...). `terms`: label_smoothing, lse_square_scale, softcap.
+probabilities, class_weight (classes,). Where a row's loss has a shape `...`: weight (classes * ...,
+features), target (rows, ...) or (rows, classes, ...). ignore_index: class whose rows do not count.
+terms: label_smoothing, lse_square_scale, softcap. is_measured: z-losses and predicted classes are
+computed too. chunk_rows: rows of a chunk; 0: as many as have CHUNK_NBYTES. dloss: gradient of the
+loss. Bodies ignore their Run: they call operators over chunks themselves.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from .losses import TERMS, loss_operator, scale_gradients
 
 # Bytes of a chunk's scores. Large, as each chunk reads and writes the summed gradients.
 CHUNK_NBYTES = 512 << 20
-SCALE = 1024  # factor of gradients of scores where float16 sums them: see _Sums
+SCALE = 1024  # factor of gradients of scores where float16 sums them: few become subnormal
 MOST = 2**15  # bound of sums, which float16 can represent
 _ROWS = 128  # a chunk has whole tiles of a matrix product
 MOST_APART = 128  # rows of `_Sums.apart`
@@ -77,7 +79,8 @@ class _Sums:
         """Allocate the sums.
 
         inputs: hidden, weight, and bias or None. mask: which of their gradients are computed.
-        headroom: bound of the magnitudes of gradients of scores.
+        n_chunks: how often `add` is called. headroom: bound of the magnitudes of gradients of
+        scores.
         """
         hidden, self.weight, bias = inputs
         assert hidden is not None
@@ -116,6 +119,7 @@ class _Sums:
         """
         if self.of_hidden is not None:
             into, weight = self.of_hidden[rows], self.weight
+            # gradient @ weight / scale, without another array.
             torch.addmm(into, gradient, weight, beta=0, alpha=1 / self.scale, out=into)
         if self.wide_bias is not None:
             self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
@@ -126,6 +130,7 @@ class _Sums:
                 torch.div(hidden, self.largest, out=relative)
                 relative.clamp_(-1, 1)  # rows apart, whose gradient is 0 here, may be infinite
                 factors = _to_half(gradient), relative
+            # beta: the first chunk overwrites, others add.
             self.weight_sums.addmm_(
                 factors[0].t(), factors[1], beta=int(rows.start > 0), alpha=alpha
             )
@@ -184,8 +189,7 @@ def _linear_cross_entropy(
     """Return the loss and the gradients of hidden, weight and bias.
 
     dtype: of the loss; None: that of hidden. mask: which of the three gradients are computed; the
-    others are empty. chunk_rows: rows of a chunk; 0: as many as have CHUNK_NBYTES. is_measured:
-    append z-loss, reduced as the loss, and predicted classes.
+    others are empty. is_measured: append z-loss, reduced as the loss, and predicted classes.
     """
     if reduction not in ("mean", "sum"):
         refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
@@ -396,7 +400,7 @@ def _targets_of(
     *,
     is_measured: bool = False,
 ) -> _Targets:
-    """Return targets with the operator of their losses, in float32, or float64 as hidden.
+    """Return targets with the operator of their losses, which are float32, or float64 as hidden.
 
     reduction: "sum" or "none".
     """
@@ -483,7 +487,8 @@ def _add_chunk(
 def _count(
     target: Tensor, n_classes: int, class_weight: Tensor | None, ignore_index: int
 ) -> Tensor:
-    """Return the divisor of a mean: the sum of the rows' weights, or 1 where it is 0."""
+    """Return the divisor of a mean, of shape (): the sum of the class weights of the rows' targets,
+    or their number without weights; 1 where that is 0."""
     counts = target != ignore_index
     if class_weight is None:
         return counts.sum().clamp(min=1)
@@ -515,6 +520,7 @@ def _fake_measured_linear(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _fake_row_losses(*arguments: Any) -> Tensor:
+    """Return an empty tensor of the shape and dtype of the rows' losses."""
     hidden, _, target, _, _, dtype, *_ = arguments
     shape = target.shape
     if target.is_floating_point():  # probabilities, (rows, classes, ...)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Cross-entropy against classes; the forward pass also computes the gradient of the scores.
+"""Cross-entropy of scores; the forward pass also computes the gradient of the scores.
 
 d loss / d scores is a second result, which the derivative multiplies in place by the loss's
-gradient. Cross-entropy of a linear layer never has all scores in memory: for each chunk of rows it
-computes scores, their gradient in the same memory, and adds to the gradients of the layer.
+gradient. run(operator, *inputs): `launch`, or `infer` for results without data. scores: (rows,
+classes, ...). target: classes, (rows, ...), or probabilities, of the scores' shape. weight: of the
+classes, (classes,), or None. ignore_index: class whose rows do not count. reduction: "mean", "sum"
+or "none". dtype: of the loss; None: that of the scores. terms: label_smoothing, lse_square_scale,
+softcap, or none of them.
 """
 
 from __future__ import annotations
@@ -41,11 +44,7 @@ def loss_operator(
     *terms: float,
     kind: Any = CrossEntropyLossAndGrad,
 ) -> Any:
-    """Return the operator of a loss.
-
-    dtype: of the loss; None: that of the scores. terms: label_smoothing, lse_square_scale, softcap,
-    or none of them. kind: the operator's class.
-    """
+    """Return the operator of a loss; kind: its class."""
     output_type = None if dtype is None else str(dtype).removeprefix("torch.")
     named = dict(zip(("label_smoothing", "lse_square_scale", "softcap"), terms, strict=False))
     return instance(kind, reduction=reduction, output_type=output_type, **named)
@@ -65,7 +64,7 @@ def _loss_and_gradient(
 ) -> Any:
     """Return the loss against classes and d loss / d scores, or the results that `outputs` names.
 
-    scores: (rows, classes, ...). target: classes, (rows, ...). terms, kind: as of loss_operator.
+    kind: the operator's class.
     """
     inputs = (scores, target, weight, ignore_index, None)
     return run(loss_operator(reduction, dtype, *terms, kind=kind), *inputs, outputs=outputs)
@@ -86,7 +85,7 @@ def _dense_loss(
     outputs: Sequence[str] | None = None,
 ) -> Any:
     """Return the loss against probabilities and the gradients of scores and target, or the results
-    that `outputs` names. scores, target: (rows, classes, ...)."""
+    that `outputs` names."""
     op = loss_operator(reduction, dtype, *terms, kind=DenseCrossEntropyLossAndGrad)
     return run(op, scores, target, weight, None, None, outputs=outputs)
 
@@ -136,6 +135,7 @@ def _derivative_of_both(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
         expected = "a tensor that requires no gradient"
         refuse("cto::dense_cross_entropy", "weight", expected, "one that does")
     gradients = scale_gradients("dense_cross_entropy", dloss, ctx.saved_tensors)
+    # Two tensors, or one of both.
     dscores, dtarget = gradients if len(gradients) == 2 else gradients[0].unbind(0)
     return dscores, dtarget, *[None] * (len(ctx.needs_input_grad) - 2)
 

@@ -2,6 +2,11 @@
 """Operators over rows and channels: softmax and its logarithm, norms, embeddings.
 
 The gradient of an embedding is deterministic: its order of addition depends only on the indices.
+
+Bodies compute by run(operator, *inputs): `launch`, or `infer` for results without data. In norms x
+has shape (..., *row), weight and bias have `row`; mean and inv_std, of the forward pass, have one
+number for each row, of a batch norm one for each channel. mask: which of the gradients of (x,
+weight, bias, residual) are computed, without those that a norm lacks. momentum and eps: PyTorch's.
 """
 
 from __future__ import annotations
@@ -73,14 +78,11 @@ def _scale(name: str, x: Tensor, row: Sequence[int], weight: Tensor | None) -> T
     return x.new_ones(row) if weight is None else weight
 
 
-# Bodies: x has shape (..., *row), weight and bias have `row`, statistics one number for each row.
-# mask: which gradients are computed, of x, weight and bias.
-
-
 def _rms_norm(run: Run, x: Tensor, row: Sequence[int], weight: Tensor | None, eps: float) -> Any:
+    """Return (result, inv_std), or what `run` computes of these."""
     scale = _scale("rms_norm", x, row, weight)
     op = instance(SimplifiedLayerNormalization, axis=-len(row), epsilon=eps)
-    return run(op, x, scale)  # (result, inv_std)
+    return run(op, x, scale)
 
 
 def _rms_norm_gradients(
@@ -92,7 +94,8 @@ def _rms_norm_gradients(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> Any:
-    """Return the gradients of x and weight that the mask selects, as `_of_mask` does."""
+    """Return the gradients of x and weight that the mask selects: a tensor, or a tuple of both or
+    none."""
     op = instance(SimplifiedLayerNormalizationGrad, axis=-len(row))
     inputs = (dy, x, _scale("rms_norm", x, row, weight), inv_std)
     return _of_mask(run, op, inputs, mask)
@@ -106,8 +109,9 @@ def _layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> Any:
+    """Return (result, mean, inv_std), or what `run` computes of these."""
     op = instance(LayerNormalization, axis=-len(row), epsilon=eps)
-    return run(op, x, _scale("layer_norm", x, row, weight), bias)  # (result, mean, inv_std)
+    return run(op, x, _scale("layer_norm", x, row, weight), bias)
 
 
 def _layer_norm_gradients(
@@ -120,7 +124,8 @@ def _layer_norm_gradients(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> Any:
-    """Return the gradients of x, weight and bias that the mask selects, as `_of_mask` does."""
+    """Return the gradients of x, weight and bias that the mask selects: a tensor, or a tuple of
+    several or none."""
     op = instance(LayerNormalizationGrad, axis=-len(row))
     inputs = (dy, x, _scale("layer_norm", x, row, weight), mean, inv_std)
     return _of_mask(run, op, inputs, mask)
@@ -135,7 +140,8 @@ def _pair_gradients(
     pair: Tensor,
     mask: Sequence[bool],
 ) -> Any:
-    """Compute gradients where mean and inv_std are pair[0] and pair[1], as JOINED results are."""
+    """Return the gradients of x, weight and bias that the mask selects; pair: mean and inv_std as
+    one tensor, as a launch returns them that joins results."""
     mean, inv_std = pair.unbind()
     return _layer_norm_gradients(run, dy, x, row, weight, mean, inv_std, mask)
 
@@ -168,11 +174,13 @@ def _padding(gradients: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]
 _OF_STATISTICS = {1: "layer_norm_backward_of_pair", 2: "layer_norm_backward"}
 
 
-# Derivatives: `needs` says which arguments of the operator need gradients, by their places in its
-# schema; others have None.
+# A `_save...` saves in ctx what the `..._derivative` needs of the operator's arguments and results.
+# A derivative returns a gradient for each argument, None where there is none: `needs`, in the order
+# of the operator's schema, says which have one.
 
 
 def _save_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+    """Save x, the weight and inv_std for the derivative."""
     x, row, weight, _ = arguments
     _, inv_std = results
     ctx.row = tuple(row)
@@ -180,13 +188,15 @@ def _save_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
 
 
 def _save_layer_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+    """Save x, the weight, and mean and inv_std, two tensors or one of both, for the derivative."""
     x, row, weight, _, _ = arguments
-    _, *statistics = results  # one tensor, or two
+    _, *statistics = results
     ctx.row = tuple(row)
     ctx.save_for_backward(x, weight, *statistics)
 
 
 def _rms_norm_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
+    """Return the gradients of (x, row, weight, eps), the second and last None."""
     x, weight, inv_std = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2])
@@ -195,6 +205,7 @@ def _rms_norm_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
 
 
 def _layer_norm_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
+    """Return the gradients of (x, row, weight, bias, eps), the second and last None."""
     x, weight, *statistics = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2], needs[3])
@@ -230,7 +241,7 @@ def _batch_norm_relu_in_place(
     eps: float,
 ) -> Any:
     """Return (result, mean, inv_std), or the result alone if `run` computes only that; update the
-    running statistics in place. x, residual: (N, C, ...); others: (C,)."""
+    running statistics in place. x, residual: (N, C, ...); other tensors: (C,)."""
     channels, of_sums = x.shape[1:2], torch.float64 if x.dtype == torch.float64 else torch.float32
     statistics: tuple[Tensor, ...] = ()
     if running_mean is not None and running_var is not None:
@@ -308,6 +319,7 @@ def _save_batch_norm_relu(ctx: Any, arguments: Sequence[Any], results: Any) -> N
 
 
 def _batch_norm_relu_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
+    """Return the gradients of x, weight, bias and residual, then None for the four others."""
     x, weight, y, *statistics = ctx.saved_tensors
     mean, inv_std = statistics if len(statistics) == 2 else statistics[0].unbind()
     mask = tuple(ctx.needs_input_grad[:4])
@@ -322,7 +334,8 @@ def _embedding(_: Run, weight: Tensor, indices: Tensor, padding_idx: int) -> Ten
 def _embedding_backward(
     run: Run, dy: Tensor, indices: Tensor, num_weights: int, padding_idx: int
 ) -> Tensor:
-    """Return the weight's gradient, (num_weights, features): rows of dy added by their indices.
+    """Return the weight's gradient, (num_weights, features): the sum of the rows of dy with each
+    index.
 
     dy: (*indices.shape, features). padding_idx: the row that stays 0; -1: none.
     """

@@ -39,7 +39,8 @@ class SGD(Optimizer):
 
     params, lr, momentum, dampening, weight_decay, nesterov, maximize: as PyTorch's, in groups too;
     schedulers may write them. foreach and fused choose nothing. differentiable: only False.
-    max_norm: as of AdamW. rounding_seed: as of AdamW, for groups with momentum.
+    max_norm: what the norm of all gradients is clipped to. rounding_seed: of stochastic rounding to
+    bfloat16 (AdamW says how), for groups with momentum.
 
     Momenta of half-precision parameters are float32. Its state dicts are those of
     `torch.optim.SGD`, and it loads that class's.
@@ -83,6 +84,8 @@ class SGD(Optimizer):
             refuse("SGD", "rounding_seed", "None, without momentum", shown(self.rounding_seed))
 
     def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
+        """Return the operator of SGD, or of momentum, and its numbers; is_measured: the operator
+        also computes the norm of the part's gradients."""
         numbers = {
             "lr": rate(group["lr"]),
             "weight_decay": rate(group["weight_decay"]),
@@ -144,7 +147,10 @@ class Adam(Optimizer):
     """`torch.optim.Adam`, with the norm of the gradients and clipping in its steps.
 
     params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: as PyTorch's,
-    in groups too; schedulers may write them. max_norm, state, rounding_seed: as of AdamW.
+    in groups too; schedulers may write them. foreach, fused and capturable choose nothing.
+    differentiable: only False. max_norm: what the norm of all gradients is clipped to. state:
+    '8bit' or '4bit' moments; None: float32. rounding_seed: of stochastic rounding to bfloat16.
+    AdamW says more of these.
     """
 
     bits: int | None = None  # of codes of moments
@@ -213,6 +219,8 @@ class Adam(Optimizer):
             refuse(type(self).__name__, "amsgrad", "False, with moments in codes", "True")
 
     def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
+        """Return the operator for the kind of the part's moments, and its numbers; is_measured: the
+        operator also computes the norm of the part's gradients."""
         attributes: dict[str, Any] = {
             "max_norm_clip": math.inf,
             # 0: decay weights before the update; 2: add weight_decay * weights to the gradient.
@@ -244,7 +252,7 @@ class Adam(Optimizer):
         return super()._first_state(parameter, names)
 
     def _refuse_uncoded(self, parameter: Tensor) -> None:
-        """Refuse dtypes whose moments do not become codes."""
+        """Refuse a parameter of a dtype whose moments do not become codes."""
         name = type(self).__name__
         if parameter.dtype == torch.float64:
             refuse(name, "state", "None, where parameters are float64", f"'{self.bits}bit'")
@@ -361,9 +369,11 @@ def _decode(optimizer: str, state_dict: dict[str, Any], parameters: list[Tensor]
 class Lamb(Optimizer):
     """LAMB as `torch.optim` would have it: see `cupy_training_ops.Lamb` for its formula.
 
-    params, lr, betas, eps, weight_decay, max_norm: as of AdamW; ratio_limits as of
-    `cupy_training_ops.Lamb`. A change of betas, eps, weight_decay or max_norm makes a new operator:
-    schedulers should leave betas alone (`cycle_momentum=False`). Parameters are float32 or float64.
+    params, lr, betas, eps, weight_decay: as of PyTorch's AdamW. max_norm: what the norm of all
+    gradients is clipped to. ratio_limits: least and largest factor |p| / |step| of a parameter's
+    step. capturable: state dicts have the counts of steps on the device. A change of betas, eps,
+    weight_decay or max_norm makes a new operator: schedulers should leave betas alone
+    (`cycle_momentum=False`). Parameters are float32 or float64.
     """
 
     def __init__(
@@ -389,6 +399,8 @@ class Lamb(Optimizer):
         check_limits("Lamb", group["ratio_limits"])
 
     def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
+        """Return LAMB's operator with all options but lr as attributes; is_measured: it also
+        computes the norm of the part's gradients."""
         (alpha, beta), (low, high) = group["betas"], group["ratio_limits"]
         attributes = {
             "alpha": alpha, "beta": beta, "lambda_": group["weight_decay"], "epsilon": group["eps"],

@@ -99,6 +99,7 @@ class Norms:
 
     def __init__(self) -> None:
         """Begin without bound calls; they are made for each list of gradients."""
+        # By (ranks, dtype, device): the call, and the tensors that it writes.
         self._bound: dict[object, tuple[OpenCall, Norm]] = {}
 
     def of_all(self, ready: Ready) -> Norm:
@@ -161,7 +162,7 @@ def _join(groups: dict[Ranks, list[Norm]], device: torch.device) -> Norm:
 
 
 class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
-    """Steps over parts: parameters of one group with one step count."""
+    """Base of optimizers, whose steps update parts: parameters of one group with one step count."""
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")  # that each state must have
     _step_supports_amp_scaling = True  # GradScaler leaves unscaling and skipping to `step`
@@ -200,7 +201,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._gathered: tuple[list[Tensor], list[State], list[tuple[str, ...]]] = [], [], []
         self._counts: dict[int, Count] = {}  # by id of the tensor `done`, a state's "step"
         self._norms = Norms()
-        self._operators: dict[object, Op] = {}
+        self._operators: dict[object, Op] = {}  # by class and options
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("max_norm", "rounding_seed", "_whole")}
@@ -299,7 +300,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return loss
 
     def _step_or_refuse(self, ready: Ready) -> None:
-        """Update parts; an error is that of the first invalid option of a group, if any is."""
+        """Update the parts `ready`; an error is that of the first invalid option of a group, if any
+        is."""
         try:
             if ready:
                 self._step(ready)
@@ -356,7 +358,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._add_started([(place, p) for place, p in self._waiting if p.grad is not None])
         for part in list(self._parts or ()):
             gradients = [parameter.grad for parameter in part.parameters]
-            n_missing = sum(map(is_, gradients, itertools.repeat(None)))
+            n_missing = sum(map(is_, gradients, itertools.repeat(None)))  # how many are None
             if n_missing == len(gradients):
                 continue
             if n_missing:
@@ -424,6 +426,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         share the "step" of a count stay together, apart from others with an equal number.
         """
         self._waiting = []
+        # By what members of a part share: (index of the group, parameters, their states).
         members_of: dict[object, tuple[int, list[Tensor], list[State]]] = {}
         names = list(map(self._names, self.param_groups))
         for place, group in enumerate(self.param_groups):
@@ -466,6 +469,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         assert self._parts is not None
         identities = {id(p) for _, p in started}
         waiting = [(place, p) for place, p in self._waiting if id(p) not in identities]
+        # By what members of a part share: (parameters, their states).
         groups: dict[tuple[Any, ...], tuple[list[Tensor], list[State]]] = {}
         names = list(map(self._names, self.param_groups))
         for place, p in started:
@@ -493,7 +497,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ---- states ----------------------------------------------------------------------------------
 
     def _check_state(self, parameter: Tensor, state: State) -> None:
-        """Refuse a state that does not fit the parameter; codes are checked when decoded."""
+        """Refuse a state that does not fit the parameter; codes are checked when decoded.
+
+        state: "step", a number or tensor, and moments by name.
+        """
         optimizer, expected = type(self).__name__, ("step", *self.moments)
         if not state.keys() >= set(expected):
             refuse(optimizer, "state", ", ".join(expected), ", ".join(map(str, state)))
@@ -557,7 +564,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def measures(part: Part, gradients: Sequence[Tensor]) -> bool:
-    """Return True if a single part's step can compute the norm of its gradients."""
+    """Return True if a part, the only one, can compute the norm of its gradients in its update."""
     return bool(gradients) and not part.is_shared
 
 

@@ -84,7 +84,7 @@ def numbers_of(state: Mapping[str, Any], like: Tensor, optimizer: str = "AdamW")
     """Return a state's moments in float32, by NAMES: codes in row-major order, as state dicts have
     them, decoded on their own device after a check of their sizes.
 
-    like: the parameter. Codes of older versions too, on the host.
+    like: the parameter. optimizer: its name, for errors. Codes of older versions too, on the host.
     """
     n, first = like.numel(), state[NAMES[0]]
     if is_distributed(like):
@@ -127,7 +127,7 @@ def _laid_out(flat: Tensor, like: Tensor) -> Tensor:
 
 
 def _encode(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (first, second).
+    """Return (first, second), 8-bit codes of the first and second moments.
 
     second: n codes, (exponent, 3 bits of the fraction) as one number, minus the block's `_base`, at
     least 1 if v is not 0; then the largest exponent of each block.
@@ -148,7 +148,7 @@ def _encode(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _decode(first: Tensor, second: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return (m, v)."""
+    """Return (m, v) of the 8-bit codes that `_encode` returned; n: elements of each."""
     v = _decode_second(second, n)
     each = first.int()
     m = _numbers(each & _TOP, (_least(v) << FIRST_BITS) - 1, FIRST_BITS)
@@ -156,7 +156,7 @@ def _decode(first: Tensor, second: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _decode_second(second: Tensor, n: int) -> Tensor:
-    """Return v."""
+    """Return v of its n 8-bit codes and the blocks' exponents behind them."""
     bases = _each(_base(second[n:].int(), SECOND_BITS, 255), n)
     return _numbers(second[:n].int(), bases, SECOND_BITS)
 
@@ -173,8 +173,9 @@ def _least(v: Tensor) -> Tensor:
 def _encode_few(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return (first, second): two 4-bit codes a byte, then two bytes for each block.
 
-    second: codes as of 8 bits, but with 2, 1 or 0 bits of the fraction, as many as let the block's
-    least v that is not 0 have a code of at least 1; bytes: largest exponent, bits of the fraction.
+    second: codes, (exponent, 2, 1 or 0 bits of the fraction) as one number, minus the block's
+    `_base`; as many bits as let the block's least v that is not 0 have a code of at least 1; the
+    bytes are the largest exponent and the number of bits of the fraction.
     first: sign in bit 3, below it |m| / 2^(exponent of sqrt(v)) in steps of a bfloat16, the bytes.
     """
     n = len(v)
@@ -205,16 +206,17 @@ def _encode_few(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _decode_few(first: Tensor, second: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return (m, v)."""
+    """Return (m, v) of the 4-bit codes that `_encode_few` returned; n: elements of each."""
     v = _decode_few_second(second, n)
     codes, scales = _unpacked(first, n)
+    # The step of each block, a bfloat16 from two bytes.
     part = ((scales[:, 0] | scales[:, 1] << 8) << 16).view(torch.float32)
     m = (codes & LEVELS).float() * _each(part, n) * _power(_roots(v))
     return torch.where(codes > LEVELS, -m, m), v
 
 
 def _decode_few_second(second: Tensor, n: int) -> Tensor:
-    """Return v."""
+    """Return v, n elements, of its 4-bit codes and the blocks' scales behind them."""
     codes, scales = _unpacked(second, n)
     exponents, kinds = scales[:, 0], scales[:, 1].clamp(max=MOST_BITS)
     bases = ((exponents << kinds) + (1 << kinds) - 16).clamp(min=0)
@@ -257,14 +259,18 @@ def _uppers(x: Tensor, fraction: int) -> Tensor:
 
 
 def _numbers(codes: Tensor, bases: Tensor, fraction: int | Tensor) -> Tensor:
-    """Return the numbers whose upper bits, as of `_uppers`, are codes + bases; 0 for code 0."""
+    """Return the float32 numbers whose upper bits, the exponent and `fraction` bits of the
+    fraction, are codes + bases, and whose lower bits are 0; 0 for code 0."""
     bits = torch.where(codes == 0, 0, codes + bases).int() << (_FRACTION - fraction)
     return bits.view(torch.float32)
 
 
 def _base(exponents: Tensor, fraction: int, top: int) -> Tensor:
-    """Return, for each block, the number that makes codes of upper bits (`_uppers`) if subtracted:
-    the largest with this exponent gets the code `top`."""
+    """Return, for each block, what is subtracted from upper bits (`_uppers`) to make codes: the
+    largest with the block's exponent gets the code `top`, e.g. 255.
+
+    exponents: the largest of each block. fraction: bits of the fraction in the upper bits.
+    """
     return ((exponents << fraction) + (1 << fraction) - 1 - top).clamp(min=0)
 
 

@@ -141,8 +141,8 @@ class Count:
     def advance(self, scales: Mapping[str, Tensor | None]) -> Note:
         """Return a write that counts a step in which this rank updates no elements.
 
-        scales: loss scale, norm, is_finite, tensors of one element or None. If one is not finite,
-        or False, the step is skipped and not counted, as kernels do.
+        scales: loss scale, norm, is_finite by name, tensors of one element or None. If one is not
+        finite, or False, the step is skipped and not counted, as kernels do.
         """
         counts = torch.ones((), dtype=torch.bool, device=self.next.device)
         for tensor in scales.values():
@@ -172,7 +172,8 @@ class Part:
 
     Calls are bound to the tensors' addresses; `gradients` binds again if a tensor has other memory.
     place: index of the parameter group. names: of the states' tensors that are updated, as
-    "exp_avg". count: of steps; None without names.
+    "exp_avg". count: of steps; None without names. In methods update is the operator with its
+    numbers of this step, scales are {"loss_scale", "gradient_norm", "is_finite": a tensor or None}.
     """
 
     def __init__(
@@ -187,6 +188,7 @@ class Part:
         self.count = count
         self._versions: list[int] | None = None  # of the states, when `is_current` was last True
         self.is_shared = any(map(is_distributed, parameters))  # sharded over ranks
+        # By name, one tensor for each parameter; coded ones are bytes of compressed moments.
         self.moments = {name: [state[name] for state in states] for name in names}
         self.is_coded = any(own[0].dtype == torch.uint8 for own in self.moments.values())
         self._bind()
@@ -220,7 +222,8 @@ class Part:
         return has
 
     def _has_states(self) -> bool:
-        """Compare tensors by identity: `load_state_dict` replaces them."""
+        """Return True if the tensors in the states are this part's, by identity: `load_state_dict`
+        replaces them."""
         try:
             done = itertools.repeat(None if self.count is None else self.count.done)
             return all(map(is_, map(itemgetter("step"), self.states), done)) and all(
@@ -256,9 +259,9 @@ class Part:
     ) -> tuple[Mapping[str, Any], list[Note]]:
         """Check an update and return (inputs, writes); nothing is written yet.
 
-        scales: loss_scale, gradient_norm, is_finite; None without. The inputs have to stay alive
-        until all writes are queued, as launches know only addresses. A gradient whose strides
-        differ from its parameter's is copied.
+        inputs: of the operator, by name. writes: functions that launch it and count. The inputs
+        have to stay alive until all writes are queued, as launches know only addresses. A gradient
+        whose strides differ from its parameter's is copied.
         """
         if self.count is None:
             return self._update(update, gradients, scales) if gradients else ({}, [])
@@ -279,7 +282,7 @@ class Part:
     def _update(
         self, update: Update, gradients: Sequence[Tensor], scales: Mapping[str, Tensor | None]
     ) -> tuple[Mapping[str, Any], list[Note]]:
-        """Return (inputs, writes) for parameters with elements.
+        """Bind and check the operator's call for parameters with elements; return (inputs, writes).
 
         Gradients of other strides are refused, then copied and checked again.
         """
@@ -300,9 +303,10 @@ class Part:
             return inputs, [_checked_write(call, inputs)]
 
     def _bind_call(self, update: Update, inputs: Mapping[str, Any]) -> OpenCall:
-        """Bind the operator to this part's tensors and cache the call; `inputs` stay open.
+        """Bind the operator to this part's tensors, and cache and return the call.
 
-        Outputs are updated in place; gradients and norms are only read.
+        inputs: what each call passes, of which only the names are used here. Weights and moments
+        are updated in place; outputs that would write gradients or norms are not computed.
         """
         op = update.op
         closed: dict[str, Any] = dict(self._bound_lists)
