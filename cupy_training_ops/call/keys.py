@@ -99,7 +99,7 @@ def array_keys(values: object) -> tuple[object, ...]:
 
 
 def reader(item: Input) -> Reader:
-    """Return the function that makes the key of this input's values."""
+    """Return the function that makes the key of a value of this declared input."""
     if item.memory == "either":
         return either_key
     if item.memory == "host":
@@ -159,12 +159,15 @@ def unmark(key: object) -> object:
 
 @dataclass(frozen=True)
 class SameArrays:
-    """A guard: `has` is True for arguments with the arrays and host values of an earlier call."""
+    """A guard: `has` is True for arguments with the arrays and host values of an earlier call.
+
+    backend: of the arrays. declared: all inputs of the operator.
+    """
 
     backend: Backend
     declared: Sequence[Input]
     readers: Sequence[Reader]  # for each declared input
-    keys: tuple[object, ...]  # of host values
+    keys: tuple[object, ...]  # of host values and lengths of lists, as of `_keys`
     identities: tuple[int, ...]  # `id` of each array
     references: tuple[weakref.ref[Array], ...]
     dead: Sequence[object]  # references of freed arrays, whose identity may be reused
@@ -216,7 +219,8 @@ class SameArrays:
 def _arrays(
     declared: Sequence[Input], inputs: Sequence[Any], out: Sequence[Any]
 ) -> list[Array | None]:
-    """Return all arrays, flattened; TypeError if a variadic input is no list."""
+    """Return all arrays of `inputs` (one for each declared) and `out`, lists flattened; TypeError
+    if a variadic input is no list."""
     arrays: list[Array | None] = []
     for item, value in zip(declared, inputs, strict=True):
         if item.memory == "device":
@@ -250,7 +254,8 @@ def _keys(
 def _key(item: Input, read: Reader, value: object) -> object:
     """Return the length of a list of arrays, the key of a host value, or None for one array.
 
-    KeyError or TypeError for a value without a key.
+    item: the declared input. read: makes the key of its value. KeyError or TypeError for a value
+    without a key.
     """
     if item.memory == "device" and isinstance(value, list | tuple):
         return len(value)

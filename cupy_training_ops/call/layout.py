@@ -3,6 +3,9 @@
 
 An order lists the dimensions from the largest stride to the smallest: of (n, c, h, w) it is
 (0, 1, 2, 3) for a C-contiguous array and (0, 2, 3, 1) with channels last.
+
+In all functions `op` is the operator's name, for messages, or its declaration; `info` the info of
+an array, whose strides are None if it is C-contiguous.
 """
 
 from __future__ import annotations

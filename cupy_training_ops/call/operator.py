@@ -128,5 +128,8 @@ class Operator(Declares):
         outputs: Sequence[str] | None,
         foreign: ForeignArrays,
     ) -> tuple[Call, Arguments, Arguments]:
-        """Return (the cached or new call, inputs, `out`), these as arrays of the call's backend."""
+        """Return (the cached or new call, inputs, `out`), these as arrays of the call's backend.
+
+        outputs: names to return; None: all. foreign: gets notes of other libraries' arrays.
+        """
         raise NotImplementedError

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""BIND, CHECK and INFER: from the key of a call to a checked `Call`."""
+"""BIND, CHECK and INFER: from the key of a call to a checked `Call`.
+
+In all functions `op` is the operator or its declaration, `declared` or `item` the declaration of an
+input, `arrays` are the input arrays and `results` the output arrays of the call, lists flattened,
+and `prepared` is all that is known of the call. An `info` is an array's dtype, shape, strides and
+device.
+"""
 
 from __future__ import annotations
 
@@ -267,7 +273,7 @@ def _result(
 
 
 def _wanted_spec(op: Declaration, output: Output, item: Spec | Changing | Open | HostArray) -> Spec:
-    """Return the spec of an output that is computed.
+    """Return the spec of an output that is computed; item: what `infer` returned for it.
 
     For Open its shape is a placeholder. A Changing is a number, of the one dtype of the output's
     type.
@@ -327,7 +333,7 @@ def _is_group(key: Any, count: int) -> bool:
 
 
 def _check_output(op: Declaration, result: Result, key: Any, any_layout: bool) -> None:
-    """Refuse an array in `out=` that does not fit the output.
+    """Refuse an array in `out=` that does not fit the output. any_layout: it may be any dense one.
 
     key: the fields of its ArrayInfo, the backend first; if the caller passed a tuple for an array,
     a tuple of such keys and None.

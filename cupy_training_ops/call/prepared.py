@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Facts that a cached call knows: arguments, results, and what it writes."""
+"""What is known of a cached call (`Prepared`): arguments, results, and what it writes."""
 
 from __future__ import annotations
 

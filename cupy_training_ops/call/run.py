@@ -44,7 +44,6 @@ Maker = Callable[[], Array]
 NO_VALUES: Values = {}
 LARGE_NBYTES = 2**20  # of results that are not copied; smaller ones may be constants
 
-
 # (addresses of a call's arrays, then of its results; tables: structs of addresses for kernels)
 Placed = tuple[Addresses, Sequence[object]]
 
@@ -52,9 +51,10 @@ Placed = tuple[Addresses, Sequence[object]]
 class Call:
     """A checked call, cached for one combination of dtypes, shapes, alignments and device.
 
-    In its methods `inputs` are all arguments, `arrays` those of them that are arrays, `out` the
-    caller's outputs, `results` all outputs: these three with lists flattened. `values` are numbers
-    that change from call to call, by index of the input; `placed` is as above, None: not known.
+    prepared: all that is known of it. In its methods `inputs` are all arguments, `arrays` those of
+    them that are arrays, `out` the caller's outputs, `results` all outputs: these three with lists
+    flattened. `workspace` is the caller's scratch array or None. `values` are numbers that change
+    from call to call, by index of the input; `placed` is as above, None: not known.
     """
 
     workspace_nbytes = 0
@@ -349,7 +349,7 @@ class Call:
         return tuple([array if result.value is None else None for result, array in pairs])
 
     def _one_by_one(self, returned: Any) -> Sequence[Any]:
-        """Flatten a function's results: a is (a,), and (a, [b, c]) is [a, b, c]."""
+        """Flatten what a function returned: a to (a,), and (a, [b, c]) to [a, b, c]."""
         if not isinstance(returned, tuple | list):
             return (returned,)
         if not self.groups:
@@ -414,8 +414,8 @@ class EmptyCall(Call):
 
 
 class CpuCall(Call):
-    """The CPU provider: a call of a NumPy function, whose results are copied to the outputs, or are
-    these if they are large and new."""
+    """A call of a NumPy function, on the CPU provider. Its results are copied to the outputs; large
+    ones are returned themselves if there is no `out=`."""
 
     def __init__(
         self, prepared: Prepared, function: Callable[..., Any], pieces: Pieces | None
@@ -461,10 +461,7 @@ class CpuCall(Call):
         values: Values,
         placed: Placed | None,
     ) -> None:
-        """Call the NumPy function of inputs and values, at once or in pieces; write into `results`.
-
-        workspace, placed: for kernels alone.
-        """
+        """Call the NumPy function of inputs and values, at once or in pieces; write `results`."""
         self._refuse_all_read_only(arrays, results)
         arguments, out, marks = self._with_hosts(inputs, values), results, own_marks()
         if self.pieces is None:
@@ -476,7 +473,7 @@ class CpuCall(Call):
         make_all(marks.last)
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
-        """Compute; return a function that writes, or if there are pieces one that does both."""
+        """Compute by the arguments of `run`; return a function that writes (if in pieces: both)."""
         if self.pieces is not None:
             return super().compute(*arguments)
         inputs, arrays, results, _, values, _ = arguments
@@ -494,7 +491,7 @@ class CpuCall(Call):
                 self._refuse_read_only(named.name, array)
 
     def _pairs(self, returned: object, out: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Return (arrays of `out` to write, the function's value for each); None is left out.
+        """Return (arrays of `out` to write, what the function `returned` for each), without None.
 
         A value that is longer, as its last tile is padded with zeros, is cut.
         """
@@ -538,12 +535,13 @@ def _own(value: HostArray, make: Maker, arrays: Arrays) -> Any:
 
 
 def _write_at_once(arrays: Sequence[Any], computed: Sequence[Any]) -> None:
-    """Write computed[i] into arrays[i], with the marks of this call."""
+    """Write computed[i] into arrays[i], with the marks (see `_write`) of this operator call."""
     _write(arrays, computed, own_marks())
 
 
 def _write(arrays: Sequence[Any], computed: Sequence[Any], marks: Marks = NO_MARKS) -> None:
-    """Write computed[i] into arrays[i] and call marks, without a signal handler in between."""
+    """Write computed[i] into arrays[i], and call `marks`, which set flags, after the first write
+    and the last; from C code alone (map), so that no signal handler runs in between."""
     if marks is NO_MARKS:
         list(map(setitem, arrays, itertools.repeat(...), computed))
     else:
@@ -617,7 +615,8 @@ class KernelCall(Call):
                 queue(objects, addresses, tables, numbers, workspace)
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
-        """Cast numbers and get scratch memory; return a function that queues the steps of `run`."""
+        """Cast numbers and get scratch memory for run(*arguments); return a function that queues
+        its steps."""
         _, arrays, results, workspace, values, placed = arguments
         if workspace is not None or placed is None or not self.backend.is_current(self.device):
             return super().compute(*arguments)

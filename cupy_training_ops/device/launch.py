@@ -88,8 +88,9 @@ class ReadyPlan:
     ) -> None:
         """Compile the plan's kernels, and check its arguments.
 
-        declared, source: the operator's declaration, and what loads its CUDA source. device: its
-        number. n_arrays: of a call, inputs and results; `Spec.place` is an index among them.
+        declared, source: the operator's declaration, and what loads its CUDA source. backend,
+        device: by which it runs, and the device's number. n_arrays: of a call, inputs and results;
+        `Spec.place` is an index among them.
         """
         self.workspace_nbytes = plan.workspace_nbytes
         self.scratch_nbytes, self.zeros_nbytes = plan.scratch_nbytes, plan.zeros_nbytes
@@ -108,6 +109,7 @@ class ReadyPlan:
         self._pieces = tuple(self._arguments.scratch)
         start = plan.scratch_start  # after the zeros in a caller's workspace
         self._offsets = [p.offset + (0 if p.zeros else start) for p in self._pieces]
+        # The last (plain bytes, zeros) of a store, and pointers into them; see `scratch`.
         self._known: tuple[Array | None, Array | None, list[object]] = (None, None, [])
         at = {place: i for i, place in enumerate(in_row)}
         rows = [_indices(places, at, starts) for _, places, _ in ready]
@@ -147,7 +149,7 @@ class ReadyPlan:
             if not is_kernel:
                 queued += [(function, pick) for (function, _, _, _, pick, _), _ in group]
                 continue
-            steps = [
+            steps = [  # step[:4]: kernel, grid, block, bytes of shared memory
                 PackedStep(driver.head(step[0], *step[1:4], [types[i] for i in row]), row)
                 for step, row in group
             ]
@@ -384,7 +386,8 @@ class Builder:
     def __init__(
         self, declared: Declaration, source: Callable[[], Source], backend: Backend, device: int
     ) -> None:
-        """declared: of the operator, for messages. source: loads its family's CUDA source."""
+        """declared: of the operator, for messages. source: loads its family's CUDA source. backend,
+        device: for which it compiles, and the device's number."""
         self._declared = declared
         self._source = source
         self._backend = backend
@@ -405,7 +408,8 @@ class Builder:
     def make_ready(self, step: Step) -> Ready:
         """Return ((kernel, grid, block, bytes of shared memory), place of each argument, step).
 
-        A `Work` is called as a kernel, with an empty grid and block.
+        A place is the index of an array, or (section of `arguments`, index there). A `Work` is
+        called as a kernel, with an empty grid and block.
         """
         if isinstance(step, Work):
             work = self._backend.work(step.name)
@@ -435,7 +439,8 @@ class Builder:
         return wanted
 
     def _place(self, step: Launch, parameter: Parameter, arg: object) -> Place:
-        """Check an argument of a launch against the kernel's parameter, and return its place."""
+        """Check `arg` of a launch against the kernel's parameter; return its place: the index of an
+        array, or (section of `arguments` to which it is appended, index there)."""
         add, arguments = self.arguments.add, self.arguments
         if is_either(parameter):
             return self._either_place(either_layout(parameter), arg)
