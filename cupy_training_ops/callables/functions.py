@@ -2,6 +2,10 @@
 """Functions of the caller's, registered by name: plain ones, PyTorch's, launchers of Triton.
 
 PyTorch is not imported here: who has one of its functions has imported it.
+
+A forward gets `arguments`, and for each of them a bool: it is an array (`tensors`), a gradient of
+it is wanted (`grads`). `keeps`: a backward may follow, for which it saves something. `op`: the
+operator's name in messages.
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ class PlainFunction:
         return returned, context if keeps and self._backward is not None else None
 
     def backward(self, saved: Any, gradients: Values) -> object:
-        """Call the backward with the forward's context, and return its results."""
+        """Return backward(context, *gradients); saved: the forward's context."""
         assert self._backward is not None  # else nothing is saved
         return self._backward(saved, *gradients)
 

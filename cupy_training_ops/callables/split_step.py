@@ -168,7 +168,8 @@ class SplitStep:
 def _gradients(yielded: Yielded, gradients: Sequence[object]) -> tuple[object, ...]:
     """Return the gradients to send to the function: one for each differentiable output.
 
-    Zeros in place of None; refuses those that do not fit the outputs.
+    yielded: the outputs. gradients: the caller's. Zeros in place of None; refuses those that do not
+    fit the outputs.
     """
     outputs = yielded.differentiable
     if len(gradients) != len(outputs):

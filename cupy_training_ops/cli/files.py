@@ -3,6 +3,10 @@
 
 One array becomes a packed array; several become a packed file, in which arrays that no codec takes
 are as they are.
+
+In all functions a `member` is an array of an input file, not read yet; an `item` one that is packed
+or as it is; `out` the path OUT; `coding` a codec with its options; `sync`: wait for the disk;
+advance(n) moves a progress bar by n elements.
 """
 
 from __future__ import annotations
@@ -539,7 +543,7 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
 def _write_json(
     lines: JsonLines, file: str, content: Packed | PackedFile | Sequence[Member]
 ) -> None:
-    """Print a JSON object for each array of a file, packed or not."""
+    """Print a JSON object (`lines`) for each array of a file's content, packed or not."""
     if isinstance(content, Packed):
         lines.write("packed", file=file, **_packed_fields(content))
     elif isinstance(content, PackedFile):
@@ -554,7 +558,7 @@ def _write_json(
 
 
 def _print(file: str, content: Packed | PackedFile | Sequence[Member]) -> None:
-    """Print a line about a file and a table of its arrays, or lines about its packed array."""
+    """Print a line about a file and a table of its content, or lines about its packed array."""
     if isinstance(content, PackedFile):
         items = content.items
         texts = f", {len(content.metadata)} texts" if content.metadata else ""

@@ -154,7 +154,8 @@ def _trials(
 ) -> Trials:
     """Yield (array, results) of each array: of all codecs, then of other libraries (`against`).
 
-    xp: NumPy or CuPy, where codecs run. A progress bar is shown for each array.
+    settings: options of all codecs. xp: NumPy or CuPy, where codecs run. A progress bar is shown
+    for each array.
     """
     for subject in subjects:
         size = subject.array.size
@@ -170,7 +171,7 @@ def _trials(
 def _print_tables(trials: Trials, summary: Summary, provider: str) -> None:
     """Print each array's table as soon as it was tried, then the summary, which this fills.
 
-    provider: "cpu" or "cuda".
+    trials: (array, its results) one after the other. provider: "cpu" or "cuda".
     """
     for subject, tried in trials:
         summary.add(subject, trials_of(tried))

@@ -133,8 +133,10 @@ def attribute(
 ) -> T:
     """Declare an attribute in the body of an operator class: `axis = attribute(integer, 0)`.
 
-    convert: checks a value and returns its immutable form. type: see Attribute. Returns an
-    Attribute, which type checkers take for an instance's value, the result of `convert`.
+    convert: checks a value and returns its immutable form. default: REQUIRED if there is none.
+    type: the type variable that it binds, if it is a dtype. upstream, formerly: its names in ONNX
+    Runtime, if another, and in earlier releases. doc: for help. Returns an Attribute, which type
+    checkers take for an instance's value, the result of `convert`.
     """
     declared = Attribute("", convert, default, type, upstream, formerly, doc)
     return cast(T, declared)
@@ -371,7 +373,7 @@ def n_required(inputs: Sequence[Input]) -> int:
 
 
 def one_of(*choices: T) -> Callable[[object], T]:
-    """Return a converter that accepts one of these values, and returns it; its type counts too."""
+    """Return a converter that accepts and returns one of the choices; 1 is not True or 1.0."""
 
     def convert(value: object) -> T:
         for choice in choices:
@@ -385,7 +387,7 @@ def one_of(*choices: T) -> Callable[[object], T]:
 
 
 def optional(convert: Callable[[object], T]) -> Callable[[object], T | None]:
-    """Return a converter that also accepts None, and returns it."""
+    """Return the converter `convert`, but for None, which is accepted and returned."""
 
     def convert_or_none(value: object) -> T | None:
         return None if value is None else convert(value)

@@ -56,7 +56,7 @@ def overwrite(array: Any, source: HostArray) -> None:
 
 
 def twin(array: Any) -> Any:
-    """Another array with the same elements; nothing waits."""
+    """Return another array with the same elements, on its device; nothing waits."""
     backend, dtype, shape, *_, device = info(array)
     copy = zeros(array, shape, dtype)
     if not backend.runs_kernels:
@@ -198,7 +198,7 @@ class Counts:
         overwrite(self._parts[0].count, np.array(1))
 
     def of(self, places: Places) -> list[Part]:
-        """Return parts that hold exactly the parameters with these indices.
+        """Return parts that hold exactly the parameters with indices `places`.
 
         A part that has other parameters, too, is divided for good, and its count copied.
         """
@@ -366,7 +366,8 @@ def save(file: StrPath | BinaryFile, state: State, layout: Layout, sync: bool = 
 
 
 def load(file: StrPath | BinaryFile, *layouts: Layout) -> State:
-    """Read the state of a file, of whichever of these layouts has its keys; refuse others."""
+    """Read the state of a file; its keys have to be those of one of these layouts, which it has
+    to fit."""
     with container.load(file, FORMAT) as opened:
         state = dict(opened.header)
         layout = next((x for x in layouts if state.keys() == set(x.numbers)), layouts[0])
@@ -409,7 +410,7 @@ def _raw(array: NumpyArray) -> NumpyArray:
 
 
 def _with_type(array: NumpyArray) -> NumpyArray:
-    """Undo `_raw`."""
+    """Return an array of a file, uint16 as bfloat16: those are its bits."""
     return array.view(BFLOAT16) if array.dtype == _RAW else array
 
 

@@ -124,7 +124,8 @@ def _rows(
     """Divide rows of n_slots slots: as few threads a row as hold it in registers, if any can.
 
     least: threads of a row at least: one for each element that may be before the first aligned slot
-    or after the last. Of short rows a block has several.
+    or after the last. Of short rows a block has several. kernels: of which `rows` or `short_rows`
+    is launched.
     """
     threads = max(ceil_div(n_slots, registers.depth(SHORT_NBYTES)), least)
     kernel = kernels.short_rows
@@ -172,8 +173,8 @@ def _columns(lines: Lines, registers: Registers, kernel: str) -> Division:
 
 
 def _bundles(lines: Lines, registers: Registers, kernel: str) -> Division | None:
-    """Divide bundles of `width` neighbouring columns, a vector: a warp of bundles along x, elements
-    of the columns along y. None if they do not fit a block or there is no such kernel.
+    """Divide bundles of registers.width neighbouring columns, a vector: a warp of bundles along x,
+    elements of the columns along y. None if they do not fit a block or there is no such kernel.
 
     At least `width` threads along y: one leads each column of the bundle.
     """

@@ -97,7 +97,7 @@ class ProcessGroup(Summary):
 
     @classmethod
     def from_mpi(cls, comm: Any = None, timeout: float | None = None, **sizes: int | None) -> Self:
-        """Make a group of the ranks of an mpi4py communicator, by default COMM_WORLD.
+        """Make a group of the ranks of `comm`, an mpi4py communicator, by default COMM_WORLD.
 
         All of its ranks call this. sizes: data_size, horizontal_size, local_size. After a fault
         every rank raises GroupError, and as it exits MPI aborts the job.
@@ -252,7 +252,7 @@ class ProcessGroup(Summary):
         return share
 
     def agree(self, op: str, ranks: Ranks, text: str) -> bool:
-        """Compare a call's description with those of the other `ranks`, the first time only.
+        """Compare `text`, a call's description, with the other `ranks`', the first time only.
 
         Return True if it was compared; raise ArgumentError on all ranks if they differ.
         """
