@@ -280,7 +280,7 @@ class OpenCall(AtAddresses):
 
 
 class _ClosedInputs:
-    """The closed inputs of an OpenCall, and a cache of checked calls by the keys of the open ones.
+    """The closed inputs of an OpenCall (bound), and checked calls, cached by keys of the open ones.
 
     is_native: tensors stay tensors; else they are converted to arrays over the same memory.
     """
@@ -321,7 +321,7 @@ class _ClosedInputs:
         return last[1], adopted
 
     def _prepare(self, key: object, adopted: Sequence[Any], foreign: ForeignArrays) -> _PartialCall:
-        """Return a new checked call with these open inputs, and cache it by `key`, their key."""
+        """Return a new checked call with these open inputs (adopted), and cache it by their key."""
         bound = self._bound_arguments
         every = _fill(bound.inputs, bound.places, adopted)
         call, inputs, out = bound.op.prepared_call(every, bound.out, bound.outputs, foreign)

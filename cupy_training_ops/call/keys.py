@@ -167,7 +167,7 @@ class SameArrays:
     backend: Backend
     declared: Sequence[Input]
     readers: Sequence[Reader]  # for each declared input
-    keys: tuple[object, ...]  # of host values and lengths of lists, as of `_keys`
+    keys: tuple[object, ...]  # of host values, and lengths of lists
     identities: tuple[int, ...]  # `id` of each array
     references: tuple[weakref.ref[Array], ...]
     dead: Sequence[object]  # references of freed arrays, whose identity may be reused
@@ -203,7 +203,8 @@ class SameArrays:
         return cls(backend, declared, readers, keys, identities, references, dead, states)
 
     def has(self, inputs: Sequence[Any], out: Sequence[Any] = ()) -> bool:
-        """Return True if these arguments, as of `of`, have the same arrays and host values."""
+        """Return True if these arguments have the same arrays and host values; inputs: for each
+        declared input a value or None."""
         try:
             arrays = _arrays(self.declared, inputs, out)
             if self.dead or tuple(map(id, arrays)) != self.identities:
@@ -245,7 +246,8 @@ def _keys(
 ) -> tuple[object, ...]:
     """Return what may differ between calls with the same arrays in the same order.
 
-    (for each item of `out` the length of a tuple or None, for each input its `_key`).
+    (for each item of `out` the length of a tuple or None; for each input by its declaration and
+    reader the length of a list, the key of a host value, or None for an array).
     """
     lengths = tuple([len(value) if isinstance(value, tuple) else None for value in out])
     return lengths, tuple(map(_key, declared, readers, inputs))

@@ -4,7 +4,8 @@
 In all functions `op` is the operator or its declaration, `declared` or `item` the declaration of an
 input, `arrays` are the input arrays and `results` the output arrays of the call, lists flattened,
 and `prepared` is all that is known of the call. An `info` is an array's dtype, shape, strides and
-device.
+device. `specs` are the arguments of `infer`: for each declared input a Spec, a tuple of Specs for a
+list, a host value, a Changing number or None.
 """
 
 from __future__ import annotations
@@ -401,10 +402,7 @@ def _infos(
 
 
 def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
-    """Return the call: empty, by a NumPy function, by kernels, or the operator's own.
-
-    specs: the arguments of `infer`.
-    """
+    """Return the call: empty, by a NumPy function, by kernels, or the operator's own."""
     own = op.own_call(prepared)
     if own is not None:
         return own
@@ -433,7 +431,7 @@ def _pieces(op: Declaration, prepared: Prepared) -> Pieces | None:
 def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPlan:
     """Plan and compile a call; return its plan, ready to run.
 
-    specs: of inputs, as `infer` takes them. Arrays are numbered: inputs first, then results.
+    specs: of the inputs. Arrays are numbered: inputs first, then results.
     """
     backend, device = prepared.placement.backend, prepared.placement.device
     n_inputs = len(prepared.arrays)

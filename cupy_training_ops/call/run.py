@@ -54,7 +54,7 @@ class Call:
     prepared: all that is known of it. In its methods `inputs` are all arguments, `arrays` those of
     them that are arrays, `out` the caller's outputs, `results` all outputs: these three with lists
     flattened. `workspace` is the caller's scratch array or None. `values` are numbers that change
-    from call to call, by index of the input; `placed` is as above, None: not known.
+    from call to call, by index of the input; `placed` (see Placed) is None if not known.
     """
 
     workspace_nbytes = 0
@@ -169,10 +169,8 @@ class Call:
         return inputs, out, tuple(flat)
 
     def place(self, arrays: Arrays, out: Arrays) -> Placed | None:
-        """Return addresses and tables of the launch, or None if nothing needs them.
-
-        Refuses two arrays that share memory if one of them is written.
-        """
+        """Return addresses and tables of the launch, or None if nothing needs them; refuse two
+        arrays that share memory if one of them is written."""
         if self.overlap is None and self.makes_arrays:
             return None
         addresses = self.backend.pointers(arrays + out if self.has_out else arrays)
@@ -181,10 +179,8 @@ class Call:
         return self.placed_at(addresses)
 
     def placed_at(self, addresses: Addresses) -> Placed | None:
-        """Return `Placed` for arrays, then `out`, at these addresses (0: none).
-
-        None if results are new arrays, or no kernel needs addresses.
-        """
+        """Return `Placed` for arrays, then `out`, at these addresses (0: none); None if results are
+        new arrays, or no kernel needs addresses."""
         return None
 
     def finish(
@@ -439,7 +435,8 @@ class CpuCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """Compute; return the function's own arrays if they are large and there is no `out=`."""
+        """Compute; return the function's own arrays if they are large and there is no `out=`.
+        arrays, out: the caller's, flattened. workspace, placed: not used."""
         if workspace is not None or not self.may_return_computed:
             return super().finish(inputs, arrays, out, workspace, placed)
         values = self.values(inputs) if self.changing else NO_VALUES
@@ -461,7 +458,8 @@ class CpuCall(Call):
         values: Values,
         placed: Placed | None,
     ) -> None:
-        """Call the NumPy function of inputs and values, at once or in pieces; write `results`."""
+        """Call the NumPy function of inputs and values, at once or in pieces; write into `results`,
+        all outputs. arrays: those among inputs. workspace, placed: not used."""
         self._refuse_all_read_only(arrays, results)
         arguments, out, marks = self._with_hosts(inputs, values), results, own_marks()
         if self.pieces is None:
@@ -556,7 +554,11 @@ class HasAddress(Protocol):
 
 
 class KernelCall(Call):
-    """A call of kernels: a plan, whose steps are queued on the device's current stream."""
+    """A call of kernels: a plan, whose steps are queued on the device's current stream.
+
+    objects, addresses: the arrays, then results. tables: structs of addresses for kernels. numbers:
+    their arguments that depend on changing values, cast.
+    """
 
     def __init__(self, prepared: Prepared, ready: ReadyPlan, stores: Workspaces) -> None:
         """ready: the compiled plan. stores: the operator's scratch memory, by stream."""
@@ -595,7 +597,8 @@ class KernelCall(Call):
     ) -> None:
         """Queue the launches on the arrays' device, on its current stream.
 
-        values: changing numbers, by index. placed: addresses and tables; None: read from arrays.
+        arrays, results: flattened. workspace: the caller's, or None. values: changing numbers, by
+        index. placed: addresses and tables; None: read from arrays.
         """
         ready = self.ready
         numbers = ready.values(values) if values else ()
@@ -639,10 +642,7 @@ class KernelCall(Call):
         numbers: Sequence[object],
         workspace: Array | None,
     ) -> None:
-        """Queue all steps on the current device, in the caller's workspace if they need one.
-
-        objects, addresses: the arrays, then results. tables, numbers: other arguments of kernels.
-        """
+        """Queue all steps on the current device, in the caller's workspace if they need one."""
         scratch: Sequence[object] = ()
         if workspace is not None and self.workspace_nbytes:
             scratch = self.ready.scratch_in(workspace)

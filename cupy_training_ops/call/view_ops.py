@@ -56,7 +56,8 @@ class ViewCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """Make the views again, for a bound call."""
+        """Make the views of the first of the inputs again, for a bound call; arrays, out, workspace
+        and placed are not used."""
         return self(inputs, out, workspace)
 
 

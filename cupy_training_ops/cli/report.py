@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Trials as tables of 80 columns for people, as fields for JSON, and as plots."""
+"""Trials as tables of 80 columns for people, as fields for JSON, and as plots.
+
+A trial is the result of one codec on a `subject`, an array with its name.
+"""
 
 from __future__ import annotations
 

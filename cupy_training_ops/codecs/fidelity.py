@@ -37,7 +37,8 @@ _quiet = np.errstate(all="ignore")
 
 
 class Rounding(NamedTuple):
-    """The bound of a codec that rounds to a small format: see `_within_rounding`."""
+    """The bound of a codec that rounds x to a small format: |y - x| <= max(relative |x|, absolute),
+    infinite from `infinite_from` on."""
 
     relative: float  # error over |x|, in the normal range of the format
     absolute: float  # error below that range; both agree where it starts
@@ -51,7 +52,8 @@ FP10 = Rounding(2.0**-5, 2.0**-19, 64_512.0)
 
 
 class Scaled(NamedTuple):
-    """The bound of a format with a scale, 2^s, for each block: see `_within_scale`."""
+    """The bound of a format with a scale, 2^s, for each block: |y - x| <= max(relative |x|,
+    absolute 2^s)."""
 
     relative: float  # error over |x|
     absolute: float  # error over 2^s, for small x

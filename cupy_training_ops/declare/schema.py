@@ -86,7 +86,8 @@ class Output:
     the output, unless that is `on_request`. A host output is a NumPy array that follows from
     shapes or from a Changing. An "either" output is an array or a number as the input that it
     aliases. An `optional` one is None with some attributes; any is None if it is not asked for, or
-    aliases an input that is None. `upstream` and `formerly` are as of an input.
+    aliases an input that is None. `upstream` is its name in ONNX Runtime if another, `formerly`
+    are names of earlier releases.
     """
 
     name: str
@@ -109,8 +110,8 @@ class Attribute:
 
     A class body writes one as `axis = attribute(integer, 0)`.
 
-    `type` is the type variable that the attribute, a dtype, binds; "" for others. `upstream` and
-    `formerly` are as of an input.
+    `type` is the type variable that the attribute, a dtype, binds; "" for others. `upstream` is its
+    name in ONNX Runtime if another, `formerly` are names of earlier releases.
     """
 
     name: str

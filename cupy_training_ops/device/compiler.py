@@ -103,7 +103,8 @@ def compile_ahead(
 def _load_at_once(
     backend: Backend, new: list[tuple[tuple[Any, ...], Source, tuple[str, ...]]], device: int
 ) -> None:
-    """Compile modules, each by a thread, into `_memo`; new: (key there, source, options) of each.
+    """Compile modules by the backend, each in a thread, into `_memo`; new: (key there, source,
+    options) of each.
 
     `kernel` compiles again what fails here, and raises the error.
     """

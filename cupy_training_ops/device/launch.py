@@ -165,7 +165,8 @@ class ReadyPlan:
         return [dynamic.of(changing) for dynamic in self._arguments.dynamic]
 
     def values_but(self, known: list[object], place: int) -> Callable[[object], list[object]]:
-        """Return a function from the value of input `place`, an index, to a list as of `values`.
+        """Return a function from the value of the input with index `place` to the list of all
+        arguments that depend on changing values, as `values` returns it.
 
         known: the list for any value of it; what does not depend on it is copied from there.
         """

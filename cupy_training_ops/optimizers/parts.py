@@ -73,7 +73,8 @@ def adopt_without_waiting(op: str, argument: str, value: Any) -> Any:
 
 
 class Split(NamedTuple):
-    """Division of a list of arrays, each of one parameter, among ranks: see the module."""
+    """Division of a list of arrays, each of one parameter, among ranks: each rank has an equal part
+    of every array, and one rank also its tail, the rest."""
 
     n_ranks: int
     places: tuple[int, ...]  # of the i-th array: the index of its parameter

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """AdamW over ranks: each updates its parts of the parameters, and has moments of these alone.
 
-A piece is a run of elements of one flat parameter that one rank owns: see `parts`.
+A piece is a run of elements of one flat parameter that one rank owns: its part, or the tail.
 """
 
 from __future__ import annotations
@@ -458,7 +458,8 @@ class AdamW(adam.AdamW):
     def _operators(self, places: Places) -> tuple[MeanOfParts, Turns]:
         """Return (operator, turns) of a step with gradients of the parameters with these indices.
 
-        operator: puts means over ranks into this rank's parts of gradients. turns: see Turns.
+        operator: puts means over ranks into this rank's parts of gradients. turns: (parameters
+        that are updated together, the operator that gathers them afterwards).
         """
         operators = self._ops.get(places)
         if operators is None:

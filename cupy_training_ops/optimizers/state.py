@@ -251,7 +251,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a state, which is compared with states of others: see the module."""
+    """Keys, shapes and dtypes that a state has to have, by which one from elsewhere is checked."""
 
     optimizer: str  # name of the class
     shapes: Mapping[str, Shape]  # of the parameters, by name

@@ -82,7 +82,7 @@ class ProcessGroup(Summary):
         """Connect to the other ranks, which all call this, by the launcher's environment variables.
 
         rank, size: none, or 0 and 1 for a rank alone. address, secret: arguments of older versions,
-        refused. timeout, sizes: see the class.
+        refused. timeout: seconds to wait for others. sizes: data_size, horizontal_size, local_size.
         """
         if address is not None or secret is not None:
             name = "secret" if address is None else "address"
