@@ -385,7 +385,7 @@ class _PartialCall:
     ) -> Any:
         """Run the call and return the results.
 
-        values: in declared order. addresses: of open arrays, lists flattened; None: not known.
+        values: of open inputs, in declared order. addresses: of their arrays, flattened, or None.
         foreign: PyTorch's arrays that the call wrote get a new version, which autograd checks.
         """
         call = self.call

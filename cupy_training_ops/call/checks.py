@@ -73,7 +73,7 @@ def exists(op: str, argument: str, spec: Spec) -> None:
 def bind(op: Declaration, declared: Input, name: str, dtype: Dtype, bound: Bindings) -> None:
     """Bind an input's type variable to the dtype of its array; refuse one that does not fit.
 
-    bound: variables bound so far, to which this one is added.
+    bound: {type variable: dtype} so far, to which this one is added.
     """
     allowed = op.types.get(declared.type) or (to_dtype(declared.type),)
     if dtype not in allowed:

@@ -170,7 +170,7 @@ class ForeignArrays:
             refuse_unwritable(prepared.op, prepared.names[place], value)
 
     def raise_versions(self, places: Sequence[int], arrays: Arrays) -> None:
-        """Raise the versions of tensors that a call wrote, for autograd: those at `places`."""
+        """Raise autograd's version counters of tensors that a call wrote: arrays at `places`."""
         owners = [self.owner(arrays[place]) for place in places] if self._owners else ()
         tensors = list(filter(is_tensor, owners))
         if tensors:

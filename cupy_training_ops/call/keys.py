@@ -122,7 +122,8 @@ def out_key(out: Sequence[Any]) -> tuple[object, ...]:
 
 
 def attribute_key(value: object) -> object:
-    """Return the key of an attribute; KeyError or TypeError for a value that is not hashable."""
+    """Return the key of an attribute, by which equal ones share an operator's instance; KeyError or
+    TypeError for a value that is not hashable."""
     kind = type(value)
     if kind in _FORMS:
         return host_key(value)

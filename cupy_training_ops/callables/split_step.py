@@ -127,7 +127,7 @@ class SplitStep:
     def _resume(
         self, generator: Generator[object, object, object], sent: object
     ) -> tuple[bool, object]:
-        """Send a value; return (True, what the function yields) or (False, its return value)."""
+        """Send the generator a value; return (True, what it yields) or (False, its result)."""
         with self._inside(generator):
             try:
                 return True, generator.send(sent)

@@ -64,13 +64,15 @@ CONTAINERS = {".npz": packed_file.write_npz, ".safetensors": packed_file.write_s
 
 
 def _write_npy(stream: IO[bytes], arrays: Arrays, _: Mapping[str, str], advance: Advance) -> None:
-    """Decode the only array into a .npy file; advance(n): n elements more are done."""
+    """Decode the only array into a .npy file; `_`: metadata, which such files lack. advance(n): n
+    elements more are done."""
     ((_name, item),) = arrays
     _write_elements(stream, item, advance)
 
 
 def _write_npz(stream: IO[bytes], arrays: Arrays, _: Mapping[str, str], advance: Advance) -> None:
-    """Decode arrays into an uncompressed .npz file, one member each."""
+    """Decode arrays into an uncompressed .npz file, one member each; `_`: metadata, which such
+    files lack. advance(n): n elements more are done."""
     with zipfile.ZipFile(stream, "w") as archive:
         for name, item in arrays:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:

@@ -202,7 +202,10 @@ class ReadyPlan:
     def _call(
         self, row: Sequence[object], tables: Sequence[object], values: Sequence[object]
     ) -> None:
-        """Call kernels without a driver; row: direct arrays, then pointers into scratch memory."""
+        """Call kernels without a driver; row: direct arrays, then pointers into scratch memory.
+
+        tables: structs of addresses. values: arguments that depend on changing numbers.
+        """
         recording.leave()
         row = (*row, *self._constants, *tables, *values)
         marks = own_marks()
@@ -460,7 +463,8 @@ class Builder:
     def _either_place(self, layout: Dtype, arg: object) -> Place:
         """Return the place of an Either struct, which has `arg`: a number, or an array's address.
 
-        A changing number that several launches read is one argument for all of them.
+        layout: the struct's dtype. A changing number that several launches read is one argument for
+        all of them.
         """
         add, arguments = self.arguments.add, self.arguments
         if isinstance(arg, Spec):
@@ -520,7 +524,7 @@ class _Block(NamedTuple):
     last: list[Any]  # a stream, and the launches on it
 
     def on(self, stream: int) -> Sequence[Callable[[], object]]:
-        """Return the launches on a stream, and cache them."""
+        """Return functions that launch on the stream at an address, cached for the last one."""
         queued = [partial(launch, stream, arguments, 0) for launch, arguments in self.launches]
         self.last[:] = stream, queued
         return queued

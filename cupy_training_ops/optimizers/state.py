@@ -134,7 +134,8 @@ class Codes(Numbers):
         return size >= MIN_CODED
 
     def first(self, parameter: Any, names: Sequence[str]) -> dict[str, Any]:
-        """Return {name: codes} of moments 0; numbers for a small parameter."""
+        """Return {name: array of codes} for the moments of a parameter, all 0; for a small one
+        arrays of numbers."""
         if info(parameter)[1] == FLOAT64:
             refuse("AdamW", "state", "None, where parameters are float64", f"'{self.name}'")
         if not self.is_coded(parameter):

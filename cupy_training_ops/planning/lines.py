@@ -112,7 +112,8 @@ def division(lines: Lines, registers: Registers, aligned: bool, kernels: Kernels
 
 
 def fit_rows(lines: Lines, registers: Registers) -> bool:
-    """Return True if lines are contiguous, and whole slots or at least four of them and a rest."""
+    """Return True if lines are contiguous, and whole slots (vectors of registers.width elements),
+    or at least four of them and a rest."""
     n_slots = lines.length // registers.width
     is_whole = lines.length % registers.width == 0
     return lines.stride == 1 and n_slots <= MAX_SLOTS and (is_whole or n_slots >= 4)

@@ -220,7 +220,8 @@ def low_precision(variable: str) -> Input:
 def list_output(
     name: str, alias: str, variable: str, like: str = "weights", on_request: bool = False
 ) -> Output:
-    """Return the declaration of an output that is a list, in place of that of the input `alias`.
+    """Return the declaration of an output `name`, a list of arrays, written into those of the
+    input `alias`.
 
     like: for help, the input whose shapes it has. on_request: only if `outputs=` names it.
     """

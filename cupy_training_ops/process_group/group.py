@@ -204,7 +204,7 @@ class ProcessGroup(Summary):
     __copy__ = __deepcopy__
 
     def require_open(self, op: str) -> None:
-        """Refuse a group that is closed or cannot go on."""
+        """Refuse a group that is closed or cannot go on; op: the caller, for the error."""
         if fault := self._engine.fault:
             raise GroupError(f"{op}: group: {fault}")
         if not self._finalizer.alive:
