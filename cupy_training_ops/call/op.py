@@ -61,7 +61,11 @@ class LastCall:
 
 
 class Op(Operator):
-    """An operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
+    """An operator: a declaration, an output rule (`infer`) and a plan (`plan`).
+
+    In private methods `out` is a tuple of an array, a tuple of arrays or None for each output,
+    (None,) without any; `outputs` are the names to return, None: all.
+    """
 
     __signature__ = Signatures()
 

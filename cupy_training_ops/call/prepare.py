@@ -123,7 +123,8 @@ def _every_key(op: Declaration, inputs: Keys) -> tuple[list[Any], int | None]:
 
 
 def _freeze(op: Declaration, declared: Input, key: Any) -> object:
-    """Return the converted value of a static host input; None for other inputs.
+    """Return the converted value of a host input that is `static`: each value has its own plan;
+    None for other inputs.
 
     key: `host_key` of the value, which holds it, or CHANGES or None.
     """
@@ -357,7 +358,8 @@ def _placement(
     results: Sequence[Result],
     out: Sequence[ArrayInfo | None],
 ) -> ArrayInfo:
-    """Return the info of one array, whose device all share; without arrays the operator's."""
+    """Return the info of one array, whose device all share; without arrays the operator's. out: for
+    each result the caller's array or None."""
     pairs = zip(results, out, strict=True)
     outputs = ((f"out ({r.name})", info) for r, info in pairs if r.value is None)
     named = [*((a.name, a.info) for a in arrays), *outputs]

@@ -53,7 +53,10 @@ class PlainFunction:
         self._backward = backward
 
     def forward(self, arguments: Values, tensors: Bools, grads: Bools, keeps: bool) -> Forward:
-        """Call the forward with a context that takes any attribute; return (results, context)."""
+        """Return (forward(context, *arguments), context, or None if there is no backward).
+
+        The context takes any attribute, and has `needs_input_grad`, which is grads.
+        """
         context = SimpleNamespace(needs_input_grad=tuple(grads))
         returned = self._forward(context, *arguments)
         return returned, context if keeps and self._backward is not None else None

@@ -545,7 +545,7 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
 def _write_json(
     lines: JsonLines, file: str, content: Packed | PackedFile | Sequence[Member]
 ) -> None:
-    """Print a JSON object (`lines`) for each array of a file's content, packed or not."""
+    """Print, by `lines`, a JSON object for each array of a file's content, packed or not."""
     if isinstance(content, Packed):
         lines.write("packed", file=file, **_packed_fields(content))
     elif isinstance(content, PackedFile):

@@ -243,7 +243,7 @@ def _edges(snrs: Iterable[float]) -> dict[float, float]:
 
 
 def _figure(out: str) -> Any:
-    """Return an empty figure of matplotlib; Failure, which names the plot, if it is missing."""
+    """Return an empty figure of matplotlib; Failure, naming the plot `out`, if that is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -200,7 +200,8 @@ def _subjects(
 ) -> list[Subject]:
     """Return the arrays to try: those of files, else one of random numbers.
 
-    codecs: of --codec, () for any. random: the options shape, distribution and seed.
+    codecs: of --codec, () for any. dtype: of --dtype. random: the options shape, distribution and
+    seed.
     """
     if not files:
         return [_random_subject(dtype or "float32", **random)]

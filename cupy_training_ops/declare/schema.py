@@ -44,10 +44,11 @@ class Input:
     static: a plan may depend on the host value, and each value has a plan of its own. If False, or
     memory is "either", planning sees a Changing instead, and all values share a plan.
 
-    A variadic input is one list of arrays; with `holes` some may be None, with `mixed` they may
-    differ in dtype. `not_accessed`: the operator does not read the elements, so that any strides
-    and shared memory do. `updated`: the array is written in place. `supplied`: if the caller leaves
-    it out, each call takes the result of the operator's `supply`.
+    An `optional` input may be left out. A variadic input is one list of arrays; with `holes` some
+    may be None, with `mixed` they may differ in dtype. `not_accessed`: the operator does not read
+    the elements, so that any strides and shared memory do. `updated`: the array is written in
+    place. `supplied`: if the caller leaves it out, each call takes the result of the operator's
+    `supply`.
 
     `upstream` is its name in ONNX Runtime if that differs, `formerly` are names of earlier
     releases: a call may pass it by each.

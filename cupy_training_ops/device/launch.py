@@ -362,10 +362,10 @@ class Table(NamedTuple):
 class Arguments:
     """The arguments of all steps: sections that follow the direct arrays in one row of values."""
 
-    scratch: list[Scratch] = field(default_factory=list)
-    constants: list[Any] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    dynamic: list[DynamicArgument] = field(default_factory=list)
+    scratch: list[Scratch] = field(default_factory=list)  # pieces of scratch memory
+    constants: list[Any] = field(default_factory=list)  # cast to the parameters' types
+    tables: list[Table] = field(default_factory=list)  # structs of addresses
+    dynamic: list[DynamicArgument] = field(default_factory=list)  # made of changing numbers
 
     def add(self, section: _Section, item: object) -> tuple[_Section, int]:
         """Append to a section; return it, and the item's index."""

@@ -499,7 +499,8 @@ class AdamW(adam.AdamW):
     ) -> list[Any]:
         """Return for each of this rank's pieces a view of it, or None; `padding` is the last.
 
-        arrays: by the place of their parameter. cut: as `slice_of`.
+        arrays: by the index of their parameter. cut: from (array, start, stop) to a view of these
+        elements of the flat array.
         """
         own = [(arrays.get(i), start, stop) for i, start, stop in self._pieces]
         return [None if x is None else cut(x, a, b) for x, a, b in own] + [padding]

@@ -7,6 +7,9 @@ operators, such as AdamOptimizerList, and rename their inputs: R is `lr` here (s
     AdamWStep     writes the gradients' norm to its inputs gradient_norm and is_finite, then updates
     AdamWUpdate   updates; reads a norm that another call wrote, if it gets one
     ...WithRates  has rates and betas as inputs of each call: new values need no new plan
+
+In formulas m and v are the moments, c1 = 1 - beta1^step and c2 = 1 - beta2^step correct their bias,
+and d is what gradients are divided by: the loss scale, or more to clip them.
 """
 
 from __future__ import annotations
@@ -277,7 +280,7 @@ class SGDStep(Measured, SGDOptimizerList):
 
 
 class MomentumUpdate(Update, SGDMomentumList):
-    """weights = weights - lr b with momentum b."""
+    """weights = weights - lr b with b = momentum b + (1 - dampening) gradients / d."""
 
     name = "SGD"
     operator = SGDMomentumList
@@ -385,7 +388,7 @@ def uncoded(op: Op) -> AdamWStep:
 
 
 class LambUpdate(Update, LambOptimizer):
-    """weights = weights - lr ratio d."""
+    """weights = weights - lr ratio direction, ratio = |weights| / |direction| of each array."""
 
     name = "Lamb"
     operator = LambOptimizer

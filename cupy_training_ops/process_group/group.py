@@ -222,7 +222,8 @@ class ProcessGroup(Summary):
 
     @contextlib.contextmanager
     def call(self, op: str) -> Iterator[Engine]:
-        """Context of the messages of one call; an exception inside ends the group for all."""
+        """Context of the messages of one call, by `op`; an exception inside ends the group for
+        all."""
         self.begin(op)
         try:
             with self._engine.lock:
