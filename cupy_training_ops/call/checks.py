@@ -257,7 +257,7 @@ def _holder(declared: str) -> _Holder | None:
 
 
 def _check_dtype(op: str, name: str, frozen: Any, allowed: Sequence[Dtype] | None) -> None:
-    """Refuse an attribute whose dtype its type variable does not allow."""
+    """Refuse an attribute whose converted value, a dtype, is not among those allowed, if any."""
     if allowed and frozen is not None and frozen not in allowed:
         expected, got = dtype_names(allowed), dtype_names([frozen])
         raise DtypeError(f"{op}: {name}: expected {expected}, got {got}")

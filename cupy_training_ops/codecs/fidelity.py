@@ -132,8 +132,9 @@ class Measurement:
     """A comparison of arrays in parts: `add` each, then `fidelity()`.
 
     Every part but the last is of whole tiles, groups of elements that the codec encodes together.
-    Attributes are sums over the parts so far, as fields of Fidelity; besides, size: elements;
-    compared: values that are finite on both sides; signal, decoded, noise: norms of x, y, y - x.
+    codec: its name. keep_nonfinite: the option of the MSFP15 codecs. Other attributes are sums over
+    the parts so far, as fields of Fidelity; besides, size: elements; compared: values that are
+    finite on both sides; signal, decoded, noise: norms of x, y, y - x.
     """
 
     def __init__(self, codec: str, keep_nonfinite: bool = True) -> None:

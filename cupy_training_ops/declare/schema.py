@@ -375,7 +375,8 @@ def n_required(inputs: Sequence[Input]) -> int:
 
 
 def one_of(*choices: T) -> Callable[[object], T]:
-    """Return a converter that accepts and returns one of the choices; 1 is not True or 1.0."""
+    """Return a converter that accepts a value equal to one of the choices and of its type, and
+    returns that choice."""
 
     def convert(value: object) -> T:
         for choice in choices:

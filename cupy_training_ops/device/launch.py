@@ -611,7 +611,10 @@ class Packed:
                 known[i] = value
 
     def _note(self, words: Sequence[int], new: Sequence[Any], stream: int) -> None:
-        """Add the launches of `run` to this thread's recording, with a block of their own."""
+        """Add launches, with a block of their own, to this thread's recording.
+
+        words: addresses. new: the other arguments that are not constant. stream: its address.
+        """
         current = recording.current()
         if current is not None:
             block = self._block()
