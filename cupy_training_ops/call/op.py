@@ -61,11 +61,10 @@ class LastCall:
 
 
 class Op(Operator):
-    """An operator: a declaration, an output rule (`infer`) and a plan (`plan`).
+    """An operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
-    In private methods `out` is a tuple of an array, a tuple of arrays or None for each output,
-    (None,) without any; `outputs` are the names to return, None: all.
-    """
+    # In private methods `out` is a tuple of an array, a tuple of arrays or None for each output,
+    # (None,) without any; `outputs` are the names to return, None: all.
 
     __signature__ = Signatures()
 
@@ -238,9 +237,8 @@ class Op(Operator):
         """Return the call with these arguments, checked once, as an object that only launches.
 
         Arguments are those of a call. An input `...` stays open: each call of the object passes it
-        by name, and checks it.
-        The object also takes, by name, values that change from call to call (a learning rate, a
-        step); others stay as bound. Arrays, also new outputs, live as long as
+        by name, and checks it. The object also takes, by name, values that change from call to call
+        (a learning rate, a step); others stay as bound. Arrays, also new outputs, live as long as
         the object. It may be called on any stream, as an ordinary call. Raises what a call would.
         """
         if by_name:
