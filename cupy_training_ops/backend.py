@@ -94,9 +94,10 @@ class Driver(Protocol):
     def head(
         self, function: Kernel, grid: Extents, block: Extents, nbytes: int, types: Sequence[Dtype]
     ) -> tuple[int, ...]:
-        """Return the first arguments of `launch` for a kernel with parameters of these types.
+        """Return the first arguments of `launch` for a kernel, `function`, with parameters of these
+        types.
 
-        nbytes: of dynamic shared memory.
+        grid, block: its blocks, and the threads of each. nbytes: of dynamic shared memory.
         """
 
     @property

@@ -26,7 +26,7 @@ SETTINGS = ("CTO_", "CUDA_", "CUPY_")  # beginnings of names in the environment
 
 
 def versions(with_cuda: bool) -> dict[str, str]:
-    """Return {name: version} of this package, Python, NumPy, ml_dtypes, and if wanted of CUDA."""
+    """Return {name: version} of this package, Python, NumPy, ml_dtypes; with_cuda: also of CUDA."""
     result = {
         "cupy-training-ops": __version__,
         "python": platform.python_version(),

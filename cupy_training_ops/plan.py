@@ -146,7 +146,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class Work:
-    """A named function of the backend, which queues on the current stream; `args` as of Launch."""
+    """A named function of the backend, which queues on the current stream.
+
+    args: a Spec stands for its array, a Changing for a number that each call passes.
+    """
 
     name: str  # "copy" or "call"
     args: tuple[object, ...]

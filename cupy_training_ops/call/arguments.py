@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The arguments of a call: put in declared order, and adopted as arrays or frozen values."""
+"""The arguments of a call: put in declared order, and adopted as arrays or frozen values.
+
+In all functions `op` is the operator's name, for messages, and `foreign` notes which NumPy or CuPy
+array is a view of which array of another library (interop.py).
+"""
 
 from __future__ import annotations
 
@@ -33,9 +37,8 @@ from .prepared import Arguments
 def adopt_input(op: str, item: Input, value: Any, foreign: ForeignArrays) -> object:
     """Return an input as NumPy or CuPy arrays over its memory, or as an immutable host value.
 
-    op: name for messages. item: the input's declaration. value: as passed, a list if it is
-    variadic. foreign: notes, to which arrays of other libraries are added; if it `is_native`,
-    arrays are tensors and are returned as they are.
+    item: the input's declaration. value: as passed, a list if it is variadic. foreign: gets notes
+    of views made here; if it `is_native`, arrays are tensors and are returned as they are.
     """
     if value is None:
         return None
@@ -75,7 +78,7 @@ def adopt_out(op: str, value: object, foreign: ForeignArrays) -> object:
 def _adopt_and_note(
     op: str, name: str, value: object, foreign: ForeignArrays, or_else: str = ""
 ) -> object:
-    """Return `adopt` of an array, and note in `foreign` which value of the caller's it views."""
+    """Return adopt(op, name, value, or_else), and note in `foreign` that it is a view of value."""
     array = adopt(op, name, value, or_else)
     if array is not value and not foreign.detaches:
         interop.refuse_gradients(op, [name], [value])
@@ -96,7 +99,7 @@ def _frozen(op: str, item: Input, value: Any, foreign: ForeignArrays) -> object:
 def adopt(op: str, argument: str, value: Any, or_else: str = "") -> Any:
     """Return a NumPy or CuPy array over the memory of an array of any library, never a copy.
 
-    op, argument: names for messages. or_else: for them, what else it may be: "a number or ".
+    argument: its name for messages. or_else: for them, what else it may be: "a number or ".
     """
     if value is None or type(value) in BACKENDS:
         return value
@@ -141,7 +144,7 @@ _EMPTY = inspect.Parameter.empty
 def in_order(declared: Declaration, inputs: Arguments, named: Mapping[str, object]) -> Arguments:
     """Return inputs by position and by name in the declared order, up to the last that was passed.
 
-    Inputs in between that were left out are None.
+    named: {name: value}. Inputs in between that were left out are None.
     """
     if declared.other_inputs:
         named = by_declared_names(declared.name, declared.other_inputs, named)
@@ -181,7 +184,8 @@ def _places(declared: Declaration, n: int, names: tuple[str, ...]) -> tuple[int,
 
 
 class Signatures:
-    """The `__signature__` of an operator class, its attributes, and of instances, its inputs."""
+    """A descriptor: the `__signature__` of an operator class lists its attributes, that of an
+    instance its inputs and `CALL`."""
 
     def __get__(self, instance: object, cls: Any) -> inspect.Signature:
         declared = cls.declaration
@@ -228,7 +232,7 @@ def _call() -> list[inspect.Parameter]:
 def declared_name(op: str, known: Others, name: str) -> str:
     """Return the declared name for one that may be ONNX Runtime's or of an earlier release.
 
-    known: declared names by other names. An earlier release's warns, at the caller's line.
+    known: {other name: Other}. An earlier release's warns, at the caller's line.
     """
     other = known.get(name)
     if other is None:
@@ -239,7 +243,10 @@ def declared_name(op: str, known: Others, name: str) -> str:
 
 
 def by_declared_names(op: str, known: Others, named: Mapping[str, object]) -> dict[str, object]:
-    """Return {declared name: value}; refuse one that is passed twice, by two of its names."""
+    """Return `named`, {name: value}, by declared names; refuse two names of one argument.
+
+    known: {other name: Other}.
+    """
     by_name: dict[str, object] = {}
     for name, value in named.items():
         declared = declared_name(op, known, name)

@@ -7,6 +7,10 @@
 
 Tensors on a GPU are compared with those of an earlier call all at once, by PyTorch's guards and by
 addresses, so that a call over hundreds of new ones costs little beside its launches.
+
+In all functions `inputs` are arguments in declared order, `places` indices of some of them, `out`
+arrays by output or None, `outputs` names to return (None: all), `workspace` the caller's scratch
+array or None, `foreign` which arrays are views of another library's, `changing` {name: new number}.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ Addresses = list[int]
 def bind(
     op: Operator, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
 ) -> BoundCall | OpenCall:
-    """Return a call with these arguments, as of `Op.__call__`; OpenCall if an input is `...`."""
+    """Return a call with these arguments fixed; an OpenCall if an input is `...`."""
     names = [item.name for item, value in zip(op.inputs, inputs, strict=False) if value is ...]
     if names:
         return OpenCall(op, inputs, out, outputs, workspace)
@@ -103,8 +107,7 @@ class BoundCall(AtAddresses):
         workspace: object,
         foreign: ForeignArrays,
     ) -> None:
-        """inputs, out: arguments of the checked call, arrays of its backend. workspace: the
-        caller's, or None. foreign: arrays of other libraries for which inputs and out stand."""
+        """inputs, out: as arrays of the call's backend, and numbers."""
         self._op, self._foreign = op, foreign
         self.call = call
         self._workspace = workspace
@@ -181,7 +184,8 @@ class _BoundArguments(NamedTuple):
 class OpenCall(AtAddresses):
     """`op.bound(...)` with open inputs, passed as `...`; each call passes them by name.
 
-    Each call checks the open inputs alone, of tensors only metadata and addresses where it can.
+    The others are closed: checked once. Of open tensors a call compares, where it can, only
+    metadata and addresses.
     """
 
     def __init__(
@@ -232,7 +236,7 @@ class OpenCall(AtAddresses):
         return self
 
     def _match(self, values: Sequence[Any]) -> tuple[_PartialCall, Addresses] | None:
-        """Return (the last call over tensors, addresses of these values) if it fits, else None."""
+        """Return (the last call over tensors, addresses of the open inputs) if it fits them."""
         form = self._forms.get(True)
         last = None if form is None else form.last
         addresses = None if last is None else last.match(values)
@@ -243,10 +247,11 @@ class OpenCall(AtAddresses):
         return last, addresses
 
     def _open_values(self, arguments: dict[str, object]) -> tuple[list[object], dict[str, object]]:
-        """Split arguments by name into (open inputs in declared order, {name: value} of others)."""
-        others = self._op.declaration.other_inputs
-        if others:
-            arguments = by_declared_names(self._op.name, others, arguments)
+        """Split {name: value}, by declared names or ONNX Runtime's or earlier releases', into
+        (values of the open inputs in declared order, {declared name: value} of the others)."""
+        aliases = self._op.declaration.other_inputs
+        if aliases:
+            arguments = by_declared_names(self._op.name, aliases, arguments)
         missing = self._open.keys() - arguments.keys()
         if missing:
             refuse(self._op.name, min(missing), "an argument, because it was left open", "none")
@@ -275,7 +280,7 @@ class OpenCall(AtAddresses):
 
 
 class _ClosedInputs:
-    """The closed inputs of an OpenCall, and a cache of checked calls by the keys of the open ones.
+    """The closed inputs of an OpenCall (bound), and checked calls, cached by keys of the open ones.
 
     is_native: tensors stay tensors; else they are converted to arrays over the same memory.
     """
@@ -316,7 +321,7 @@ class _ClosedInputs:
         return last[1], adopted
 
     def _prepare(self, key: object, adopted: Sequence[Any], foreign: ForeignArrays) -> _PartialCall:
-        """Return a new checked call with these open inputs, and cache it by `key`, their key."""
+        """Return a new checked call with these open inputs (adopted), and cache it by their key."""
         bound = self._bound_arguments
         every = _fill(bound.inputs, bound.places, adopted)
         call, inputs, out = bound.op.prepared_call(every, bound.out, bound.outputs, foreign)
@@ -328,7 +333,7 @@ class _ClosedInputs:
 
 
 class _PartialCall:
-    """A checked call that lacks only its open inputs, which `launch` and `prepare` take."""
+    """A checked call without its open inputs, `values` of its methods (`addresses`: of theirs)."""
 
     def __init__(self, call: Call, bound: _BoundArguments, foreign: ForeignArrays) -> None:
         # `places` are indices of declared inputs, `at` of arrays, lists flattened: inputs
@@ -380,9 +385,8 @@ class _PartialCall:
     ) -> Any:
         """Run the call and return the results.
 
-        values: open inputs, in declared order. changing: new values of closed host inputs, by name.
-        addresses: of open arrays, lists flattened, if known. foreign: arrays of other libraries;
-        PyTorch's that the call wrote get a new version, which autograd checks.
+        values: of open inputs, in declared order. addresses: of their arrays, flattened, or None.
+        foreign: PyTorch's arrays that the call wrote get a new version, which autograd checks.
         """
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
@@ -415,10 +419,7 @@ class _PartialCall:
     def _place(
         self, values: Sequence[Any], changing: Mapping[str, object], addresses: Addresses | None
     ) -> tuple[Arguments, Placed | None]:
-        """Return (all inputs, addresses and tables of the launch); refuse overlapping memory.
-
-        values: open inputs. changing: new numbers by name. addresses: of open arrays, if known.
-        """
+        """Return (all inputs, addresses and tables of the launch); refuse overlapping memory."""
         call, inputs = self.call, _fill(self._inputs, self._places, values)
         if changing:
             inputs = with_values(self._op, inputs, self._changing, changing)
@@ -572,7 +573,7 @@ class Unchanged:
     """
 
     def __init__(self, call: Call, arrays: Arrays, foreign: ForeignArrays) -> None:
-        """Note the form of `arrays`: the call's, then `out`; None is ignored. foreign: owners."""
+        """Note dtype and shape of `arrays`: the call's, then `out`; None is ignored."""
         named = zip(call.prepared.names, arrays, strict=False)
         present = {name: array for name, array in named if array is not None}
         owners = {name: foreign.owner(array) for name, array in present.items()}

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Checks of arguments, their messages, and conversion of values to frozen form."""
+"""Checks of arguments, their messages, and conversion of values to frozen form.
+
+In all functions `op` is the operator's name, for messages, or its declaration; `argument` or `name`
+the argument's there, such as "X[1]" in a list; `declared` the declaration of an input.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ def count(op: str, declared: Sequence[Input], n: int) -> None:
 
 
 def within(op: str, argument: str, excess: limits.Excess | None) -> None:
-    """Refuse what exceeds a limit of limits.py."""
+    """Refuse what exceeds a limit; excess: (expected, got) in words, or None if it does not."""
     if excess is not None:
         refuse(op, argument, *excess)
 
@@ -69,7 +73,7 @@ def exists(op: str, argument: str, spec: Spec) -> None:
 def bind(op: Declaration, declared: Input, name: str, dtype: Dtype, bound: Bindings) -> None:
     """Bind an input's type variable to the dtype of its array; refuse one that does not fit.
 
-    name: of the array in messages. bound: variables bound so far, to which this one is added.
+    bound: {type variable: dtype} so far, to which this one is added.
     """
     allowed = op.types.get(declared.type) or (to_dtype(declared.type),)
     if dtype not in allowed:
@@ -94,6 +98,7 @@ def row(op: Declaration, bound: Bindings) -> None:
 
 
 def _dtypes(op: Declaration, row: Mapping[str, Dtype], bound: Bindings) -> str:
+    """Return a row of dtypes by variable in words, those that are bound: "X=float32, Y=int8"."""
     arguments = _arguments(op)
     return ", ".join(f"{arguments.get(v, v)}={dtype_name(row[v])}" for v in bound if v in row)
 
@@ -142,7 +147,7 @@ def one_place(op: str, places: Mapping[str, str]) -> None:
 
 
 def output(op: str, argument: str, expected: Spec, got: Spec) -> None:
-    """Refuse an output array without the inferred shape and dtype."""
+    """Refuse an output array (`got`) without the inferred shape and dtype (`expected`)."""
     if got.shape != expected.shape:
         refuse(op, argument, f"shape {expected.shape}", f"shape {got.shape}")
     if got.dtype != expected.dtype:
@@ -156,7 +161,7 @@ def output(op: str, argument: str, expected: Spec, got: Spec) -> None:
 
 
 def frozen_attributes(op: Declaration, named: Mapping[str, object]) -> dict[str, object]:
-    """Return {name: converted value} for all attributes, defaults included; refuse wrong ones."""
+    """Return {name: converted value} of all attributes, defaults for those not in `named`."""
     known = {attribute.name for attribute in op.attributes}
     for name in named:
         if name not in known:
@@ -252,7 +257,7 @@ def _holder(declared: str) -> _Holder | None:
 
 
 def _check_dtype(op: str, name: str, frozen: Any, allowed: Sequence[Dtype] | None) -> None:
-    """Refuse an attribute whose dtype its type variable does not allow."""
+    """Refuse an attribute whose converted value, a dtype, is not among those allowed, if any."""
     if allowed and frozen is not None and frozen not in allowed:
         expected, got = dtype_names(allowed), dtype_names([frozen])
         raise DtypeError(f"{op}: {name}: expected {expected}, got {got}")

@@ -2,7 +2,8 @@
 """The help text of an operator: its docstring, then what its declaration says.
 
 A docstring has what no declaration can: formula, special values, memory, source. Everything else is
-generated here from the declaration.
+generated here from the declaration (`declared`), of which an `item` is an input, output or
+attribute.
 """
 
 from __future__ import annotations

@@ -11,6 +11,9 @@
 * JAX arrays are read-only: no call writes them.
 
 No library is imported here: a caller with a tensor has imported PyTorch. Triton is an exception.
+
+In all functions `op` is the operator's name, for messages, `declared` are its declared inputs,
+`inputs` and `out` the arguments of a call.
 """
 
 from __future__ import annotations
@@ -167,7 +170,7 @@ class ForeignArrays:
             refuse_unwritable(prepared.op, prepared.names[place], value)
 
     def raise_versions(self, places: Sequence[int], arrays: Arrays) -> None:
-        """Raise the versions of tensors that a call wrote, for autograd: those at `places`."""
+        """Raise autograd's version counters of tensors that a call wrote: arrays at `places`."""
         owners = [self.owner(arrays[place]) for place in places] if self._owners else ()
         tensors = list(filter(is_tensor, owners))
         if tensors:
@@ -434,8 +437,8 @@ def _device_exchanged(function: str, value: Any) -> Any:
 
 
 def _host_exchanged(value: Any) -> HostArray:
-    """Return a NumPy array over a host array by DLPack; of bfloat16, which NumPy's DLPack lacks, by
-    `np.asarray`."""
+    """Return a NumPy array over the memory of `value`, a host array, by DLPack; of bfloat16, which
+    NumPy's DLPack lacks, by `np.asarray`."""
     try:
         return np.from_dlpack(value)
     except (RuntimeError, BufferError) as error:

@@ -99,7 +99,7 @@ def array_keys(values: object) -> tuple[object, ...]:
 
 
 def reader(item: Input) -> Reader:
-    """Return the function that makes the key of this input's values."""
+    """Return the function that makes the key of a value of this declared input."""
     if item.memory == "either":
         return either_key
     if item.memory == "host":
@@ -122,7 +122,8 @@ def out_key(out: Sequence[Any]) -> tuple[object, ...]:
 
 
 def attribute_key(value: object) -> object:
-    """Return the key of an attribute; KeyError or TypeError for a value that is not hashable."""
+    """Return the key of an attribute, by which equal ones share an operator's instance; KeyError or
+    TypeError for a value that is not hashable."""
     kind = type(value)
     if kind in _FORMS:
         return host_key(value)
@@ -159,12 +160,15 @@ def unmark(key: object) -> object:
 
 @dataclass(frozen=True)
 class SameArrays:
-    """A guard: `has` is True for arguments with the arrays and host values of an earlier call."""
+    """A guard: `has` is True for arguments with the arrays and host values of an earlier call.
+
+    backend: of the arrays. declared: all inputs of the operator.
+    """
 
     backend: Backend
     declared: Sequence[Input]
     readers: Sequence[Reader]  # for each declared input
-    keys: tuple[object, ...]  # of host values
+    keys: tuple[object, ...]  # of host values, and lengths of lists
     identities: tuple[int, ...]  # `id` of each array
     references: tuple[weakref.ref[Array], ...]
     dead: Sequence[object]  # references of freed arrays, whose identity may be reused
@@ -200,7 +204,8 @@ class SameArrays:
         return cls(backend, declared, readers, keys, identities, references, dead, states)
 
     def has(self, inputs: Sequence[Any], out: Sequence[Any] = ()) -> bool:
-        """Return True if these arguments, as of `of`, have the same arrays and host values."""
+        """Return True if these arguments have the same arrays and host values; inputs: for each
+        declared input a value or None."""
         try:
             arrays = _arrays(self.declared, inputs, out)
             if self.dead or tuple(map(id, arrays)) != self.identities:
@@ -216,7 +221,8 @@ class SameArrays:
 def _arrays(
     declared: Sequence[Input], inputs: Sequence[Any], out: Sequence[Any]
 ) -> list[Array | None]:
-    """Return all arrays, flattened; TypeError if a variadic input is no list."""
+    """Return all arrays of `inputs` (one for each declared) and `out`, lists flattened; TypeError
+    if a variadic input is no list."""
     arrays: list[Array | None] = []
     for item, value in zip(declared, inputs, strict=True):
         if item.memory == "device":
@@ -241,7 +247,8 @@ def _keys(
 ) -> tuple[object, ...]:
     """Return what may differ between calls with the same arrays in the same order.
 
-    (for each item of `out` the length of a tuple or None, for each input its `_key`).
+    (for each item of `out` the length of a tuple or None; for each input by its declaration and
+    reader the length of a list, the key of a host value, or None for an array).
     """
     lengths = tuple([len(value) if isinstance(value, tuple) else None for value in out])
     return lengths, tuple(map(_key, declared, readers, inputs))
@@ -250,7 +257,8 @@ def _keys(
 def _key(item: Input, read: Reader, value: object) -> object:
     """Return the length of a list of arrays, the key of a host value, or None for one array.
 
-    KeyError or TypeError for a value without a key.
+    item: the declared input. read: makes the key of its value. KeyError or TypeError for a value
+    without a key.
     """
     if item.memory == "device" and isinstance(value, list | tuple):
         return len(value)

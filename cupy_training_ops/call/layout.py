@@ -3,6 +3,9 @@
 
 An order lists the dimensions from the largest stride to the smallest: of (n, c, h, w) it is
 (0, 1, 2, 3) for a C-contiguous array and (0, 2, 3, 1) with channels last.
+
+In all functions `op` is the operator's name, for messages, or its declaration; `info` the info of
+an array, whose strides are None if it is C-contiguous.
 """
 
 from __future__ import annotations
@@ -84,9 +87,10 @@ def own_order(op: str, name: str, info: ArrayInfo) -> Order | None:
 def check(op: Declaration, name: str, info: ArrayInfo, declared: str, any_layout: bool) -> None:
     """Refuse an array whose layout the declaration does not allow.
 
-    name: in messages. declared: of its input or output. any_layout: any dense one is allowed.
+    name: in messages. declared: name of the declared input or output that it is, or is in a list
+    of. any_layout: any dense array is allowed.
     """
-    if declared in op.lies_as.inputs:
+    if declared in op.lies_as.inputs:  # its channels may be last
         own_order(op.name, name, info)
     elif any_layout:
         checks.contiguous(op.name, name, order(info) is not None, "a dense array")
@@ -113,7 +117,8 @@ def _significant(info: ArrayInfo) -> Order:
 def maker(
     backend: Backend, spec: Spec, device: int, dimensions: Order | None
 ) -> Callable[[], Array]:
-    """Return a function that allocates an array with its dimensions in memory in this order.
+    """Return a function that allocates an array of this spec, its dimensions in memory in this
+    order, from the largest stride to the smallest; None: C-contiguous.
 
     It allocates a C-contiguous array of the permuted shape, and returns a view of it.
     """

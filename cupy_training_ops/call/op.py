@@ -63,6 +63,9 @@ class LastCall:
 class Op(Operator):
     """An operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
+    # In private methods `out` is a tuple of an array, a tuple of arrays or None for each output,
+    # (None,) without any; `outputs` are the names to return, None: all.
+
     __signature__ = Signatures()
 
     _remembered: dict[object, Call]  # by Key
@@ -233,9 +236,9 @@ class Op(Operator):
     ) -> BoundCall | OpenCall:
         """Return the call with these arguments, checked once, as an object that only launches.
 
-        An input `...` stays open: each call of the object passes it by name, and checks it.
-        The object also takes, by name, values that change from call to call (a learning rate, a
-        step); others stay as bound. Arrays, also new outputs, live as long as
+        Arguments are those of a call. An input `...` stays open: each call of the object passes it
+        by name, and checks it. The object also takes, by name, values that change from call to call
+        (a learning rate, a step); others stay as bound. Arrays, also new outputs, live as long as
         the object. It may be called on any stream, as an ordinary call. Raises what a call would.
         """
         if by_name:
@@ -303,7 +306,10 @@ class Op(Operator):
         outputs: Sequence[str] | None,
         foreign: ForeignArrays,
     ) -> tuple[Arguments, Arguments, Key]:
-        """Return (inputs, `out`, key of the call), other libraries' arrays as NumPy's or CuPy's."""
+        """Return (inputs, `out`, key of the call), other libraries' arrays as NumPy's or CuPy's.
+
+        foreign: gets notes of these.
+        """
         checks.count(self.name, self.inputs, len(inputs))
         pairs = zip(self.inputs, inputs, strict=False)
         inputs = tuple([adopt_input(self.name, item, value, foreign) for item, value in pairs])

@@ -40,16 +40,17 @@ class Operator(Declares):
         raise NotImplementedError
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Return the steps for these inputs, as of `infer`, and then outputs, as Specs or None.
+        """Return the steps of a call, and their scratch memory; a pure function of its arguments.
 
-        A pure function of its arguments.
+        device: properties of the GPU. specs: for each declared input a Spec, a tuple of Specs for a
+        list, a host value, Changing or None; then for each output a Spec, a tuple or None.
         """
         raise NotImplementedError
 
     def check_numbers(self, *inputs: object) -> None:
         """Refuse changing numbers by a check that needs other inputs, too.
 
-        inputs: as of `infer`, with the numbers of this call.
+        inputs: for each declared input its Spec or Specs, host value, this call's number, or None.
         """
 
     @property
@@ -65,7 +66,7 @@ class Operator(Declares):
         """Return the value of a `supplied` input that the caller left out.
 
         Example: seed and offset of a dropout, drawn for each call. At most one input is
-        `supplied`. inputs: as for the CPU function. Not called if all outputs are empty.
+        `supplied`. inputs: arrays and host values. Not called if all outputs are empty.
         """
         raise NotImplementedError
 
@@ -128,5 +129,8 @@ class Operator(Declares):
         outputs: Sequence[str] | None,
         foreign: ForeignArrays,
     ) -> tuple[Call, Arguments, Arguments]:
-        """Return (the cached or new call, inputs, `out`), these as arrays of the call's backend."""
+        """Return (the cached or new call, inputs, `out`), these as arrays of the call's backend.
+
+        outputs: names to return; None: all. foreign: gets notes of other libraries' arrays.
+        """
         raise NotImplementedError

@@ -37,7 +37,8 @@ class Overlap:
     ) -> None:
         """Note arrays by index: names for messages, sizes in bytes (0: absent), which are written.
 
-        not_accessed: indices of arrays whose elements the call does not look at.
+        op: the operator's name. not_accessed: indices of arrays whose elements the call does not
+        look at.
         """
         self._op = op
         self._names = names
@@ -77,7 +78,7 @@ class Overlap:
         self._apart = addresses
 
     def _compare(self, addresses: Sequence[int], written: Written) -> None:
-        """Compare one written array, the common case, with all others."""
+        """Compare one written array, the common case, with all others, at these addresses."""
         start, size = addresses[written.place], self._sizes[written.place]
         if not size:
             return

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""BIND, CHECK and INFER: from the key of a call to a checked `Call`."""
+"""BIND, CHECK and INFER: from the key of a call to a checked `Call`.
+
+In all functions `op` is the operator or its declaration, `declared` or `item` the declaration of an
+input, `arrays` are the input arrays and `results` the output arrays of the call, lists flattened,
+and `prepared` is all that is known of the call. An `info` is an array's dtype, shape, strides and
+device. `specs` are the arguments of `infer`: for each declared input a Spec, a tuple of Specs for a
+list, a host value, a Changing number or None.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +123,8 @@ def _every_key(op: Declaration, inputs: Keys) -> tuple[list[Any], int | None]:
 
 
 def _freeze(op: Declaration, declared: Input, key: Any) -> object:
-    """Return the converted value of a static host input; None for other inputs.
+    """Return the converted value of a host input that is `static`: each value has its own plan;
+    None for other inputs.
 
     key: `host_key` of the value, which holds it, or CHANGES or None.
     """
@@ -267,7 +275,7 @@ def _result(
 
 
 def _wanted_spec(op: Declaration, output: Output, item: Spec | Changing | Open | HostArray) -> Spec:
-    """Return the spec of an output that is computed.
+    """Return the spec of an output that is computed; item: what `infer` returned for it.
 
     For Open its shape is a placeholder. A Changing is a number, of the one dtype of the output's
     type.
@@ -327,7 +335,7 @@ def _is_group(key: Any, count: int) -> bool:
 
 
 def _check_output(op: Declaration, result: Result, key: Any, any_layout: bool) -> None:
-    """Refuse an array in `out=` that does not fit the output.
+    """Refuse an array in `out=` that does not fit the output. any_layout: it may be any dense one.
 
     key: the fields of its ArrayInfo, the backend first; if the caller passed a tuple for an array,
     a tuple of such keys and None.
@@ -350,7 +358,8 @@ def _placement(
     results: Sequence[Result],
     out: Sequence[ArrayInfo | None],
 ) -> ArrayInfo:
-    """Return the info of one array, whose device all share; without arrays the operator's."""
+    """Return the info of one array, whose device all share; without arrays the operator's. out: for
+    each result the caller's array or None."""
     pairs = zip(results, out, strict=True)
     outputs = ((f"out ({r.name})", info) for r, info in pairs if r.value is None)
     named = [*((a.name, a.info) for a in arrays), *outputs]
@@ -395,10 +404,7 @@ def _infos(
 
 
 def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
-    """Return the call: empty, by a NumPy function, by kernels, or the operator's own.
-
-    specs: the arguments of `infer`.
-    """
+    """Return the call: empty, by a NumPy function, by kernels, or the operator's own."""
     own = op.own_call(prepared)
     if own is not None:
         return own
@@ -427,7 +433,7 @@ def _pieces(op: Declaration, prepared: Prepared) -> Pieces | None:
 def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPlan:
     """Plan and compile a call; return its plan, ready to run.
 
-    specs: of inputs, as `infer` takes them. Arrays are numbered: inputs first, then results.
+    specs: of the inputs. Arrays are numbered: inputs first, then results.
     """
     backend, device = prepared.placement.backend, prepared.placement.device
     n_inputs = len(prepared.arrays)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Facts that a cached call knows: arguments, results, and what it writes."""
+"""Facts of a cached call (`Prepared`): its arguments, its results, and which arrays it writes."""
 
 from __future__ import annotations
 

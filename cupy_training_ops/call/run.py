@@ -44,7 +44,6 @@ Maker = Callable[[], Array]
 NO_VALUES: Values = {}
 LARGE_NBYTES = 2**20  # of results that are not copied; smaller ones may be constants
 
-
 # (addresses of a call's arrays, then of its results; tables: structs of addresses for kernels)
 Placed = tuple[Addresses, Sequence[object]]
 
@@ -52,9 +51,10 @@ Placed = tuple[Addresses, Sequence[object]]
 class Call:
     """A checked call, cached for one combination of dtypes, shapes, alignments and device.
 
-    In its methods `inputs` are all arguments, `arrays` those of them that are arrays, `out` the
-    caller's outputs, `results` all outputs: these three with lists flattened. `values` are numbers
-    that change from call to call, by index of the input; `placed` is as above, None: not known.
+    prepared: all that is known of it. In its methods `inputs` are all arguments, `arrays` those of
+    them that are arrays, `out` the caller's outputs, `results` all outputs: these three with lists
+    flattened. `workspace` is the caller's scratch array or None. `values` are numbers that change
+    from call to call, by index of the input; `placed` (see Placed) is None if not known.
     """
 
     workspace_nbytes = 0
@@ -169,10 +169,8 @@ class Call:
         return inputs, out, tuple(flat)
 
     def place(self, arrays: Arrays, out: Arrays) -> Placed | None:
-        """Return addresses and tables of the launch, or None if nothing needs them.
-
-        Refuses two arrays that share memory if one of them is written.
-        """
+        """Return addresses and tables of the launch, or None if nothing needs them; refuse two
+        arrays that share memory if one of them is written."""
         if self.overlap is None and self.makes_arrays:
             return None
         addresses = self.backend.pointers(arrays + out if self.has_out else arrays)
@@ -181,10 +179,8 @@ class Call:
         return self.placed_at(addresses)
 
     def placed_at(self, addresses: Addresses) -> Placed | None:
-        """Return `Placed` for arrays, then `out`, at these addresses (0: none).
-
-        None if results are new arrays, or no kernel needs addresses.
-        """
+        """Return `Placed` for arrays, then `out`, at these addresses (0: none); None if results are
+        new arrays, or no kernel needs addresses."""
         return None
 
     def finish(
@@ -349,7 +345,7 @@ class Call:
         return tuple([array if result.value is None else None for result, array in pairs])
 
     def _one_by_one(self, returned: Any) -> Sequence[Any]:
-        """Flatten a function's results: a is (a,), and (a, [b, c]) is [a, b, c]."""
+        """Flatten what a function returned: a to (a,), and (a, [b, c]) to [a, b, c]."""
         if not isinstance(returned, tuple | list):
             return (returned,)
         if not self.groups:
@@ -414,8 +410,8 @@ class EmptyCall(Call):
 
 
 class CpuCall(Call):
-    """The CPU provider: a call of a NumPy function, whose results are copied to the outputs, or are
-    these if they are large and new."""
+    """A call of a NumPy function, on the CPU provider. Its results are copied to the outputs; large
+    ones are returned themselves if there is no `out=`."""
 
     def __init__(
         self, prepared: Prepared, function: Callable[..., Any], pieces: Pieces | None
@@ -439,7 +435,8 @@ class CpuCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """Compute; return the function's own arrays if they are large and there is no `out=`."""
+        """Compute; return the function's own arrays if they are large and there is no `out=`.
+        arrays, out: the caller's, flattened. workspace, placed: not used."""
         if workspace is not None or not self.may_return_computed:
             return super().finish(inputs, arrays, out, workspace, placed)
         values = self.values(inputs) if self.changing else NO_VALUES
@@ -461,10 +458,8 @@ class CpuCall(Call):
         values: Values,
         placed: Placed | None,
     ) -> None:
-        """Call the NumPy function of inputs and values, at once or in pieces; write into `results`.
-
-        workspace, placed: for kernels alone.
-        """
+        """Call the NumPy function of inputs and values, at once or in pieces; write into `results`,
+        all outputs. arrays: those among inputs. workspace, placed: not used."""
         self._refuse_all_read_only(arrays, results)
         arguments, out, marks = self._with_hosts(inputs, values), results, own_marks()
         if self.pieces is None:
@@ -476,7 +471,7 @@ class CpuCall(Call):
         make_all(marks.last)
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
-        """Compute; return a function that writes, or if there are pieces one that does both."""
+        """Compute by the arguments of `run`; return a function that writes (if in pieces: both)."""
         if self.pieces is not None:
             return super().compute(*arguments)
         inputs, arrays, results, _, values, _ = arguments
@@ -494,7 +489,7 @@ class CpuCall(Call):
                 self._refuse_read_only(named.name, array)
 
     def _pairs(self, returned: object, out: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Return (arrays of `out` to write, the function's value for each); None is left out.
+        """Return (arrays of `out` to write, what the function `returned` for each), without None.
 
         A value that is longer, as its last tile is padded with zeros, is cut.
         """
@@ -538,12 +533,13 @@ def _own(value: HostArray, make: Maker, arrays: Arrays) -> Any:
 
 
 def _write_at_once(arrays: Sequence[Any], computed: Sequence[Any]) -> None:
-    """Write computed[i] into arrays[i], with the marks of this call."""
+    """Write computed[i] into arrays[i], with the marks (see `_write`) of this operator call."""
     _write(arrays, computed, own_marks())
 
 
 def _write(arrays: Sequence[Any], computed: Sequence[Any], marks: Marks = NO_MARKS) -> None:
-    """Write computed[i] into arrays[i] and call marks, without a signal handler in between."""
+    """Write computed[i] into arrays[i], and call `marks`, which set flags, after the first write
+    and the last; from C code alone (map), so that no signal handler runs in between."""
     if marks is NO_MARKS:
         list(map(setitem, arrays, itertools.repeat(...), computed))
     else:
@@ -558,7 +554,11 @@ class HasAddress(Protocol):
 
 
 class KernelCall(Call):
-    """A call of kernels: a plan, whose steps are queued on the device's current stream."""
+    """A call of kernels: a plan, whose steps are queued on the device's current stream.
+
+    objects, addresses: the arrays, then results. tables: structs of addresses for kernels. numbers:
+    their arguments that depend on changing values, cast.
+    """
 
     def __init__(self, prepared: Prepared, ready: ReadyPlan, stores: Workspaces) -> None:
         """ready: the compiled plan. stores: the operator's scratch memory, by stream."""
@@ -597,7 +597,8 @@ class KernelCall(Call):
     ) -> None:
         """Queue the launches on the arrays' device, on its current stream.
 
-        values: changing numbers, by index. placed: addresses and tables; None: read from arrays.
+        arrays, results: flattened. workspace: the caller's, or None. values: changing numbers, by
+        index. placed: addresses and tables; None: read from arrays.
         """
         ready = self.ready
         numbers = ready.values(values) if values else ()
@@ -617,7 +618,8 @@ class KernelCall(Call):
                 queue(objects, addresses, tables, numbers, workspace)
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
-        """Cast numbers and get scratch memory; return a function that queues the steps of `run`."""
+        """Cast numbers and get scratch memory for run(*arguments); return a function that queues
+        its steps."""
         _, arrays, results, workspace, values, placed = arguments
         if workspace is not None or placed is None or not self.backend.is_current(self.device):
             return super().compute(*arguments)
@@ -640,10 +642,7 @@ class KernelCall(Call):
         numbers: Sequence[object],
         workspace: Array | None,
     ) -> None:
-        """Queue all steps on the current device, in the caller's workspace if they need one.
-
-        objects, addresses: the arrays, then results. tables, numbers: other arguments of kernels.
-        """
+        """Queue all steps on the current device, in the caller's workspace if they need one."""
         scratch: Sequence[object] = ()
         if workspace is not None and self.workspace_nbytes:
             scratch = self.ready.scratch_in(workspace)

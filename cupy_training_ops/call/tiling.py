@@ -78,9 +78,10 @@ class Pieces:
             yield piece[: len(inputs)], piece[len(inputs) :]
 
     def _parts(self, values: Values, n_inputs: int) -> dict[int, Part]:
-        """Return {index among inputs and results: Part} of the arrays to be split.
+        """Return {index: Part} of the arrays to be split; values: inputs, of which there are
+        n_inputs, then results.
 
-        As one row each, or in rows as long as the broadcast input if there is one.
+        A Part is one row, or rows as long as the broadcast input if there is one.
         """
         row = values[self.row] if self.row >= 0 else None
         width = -1 if row is None else row.size
@@ -102,7 +103,7 @@ class Pieces:
 
 
 def blocks(n_rows: int, n_tiles: int, most: int) -> Iterator[tuple[slice, slice]]:
-    """Yield (slice of rows, slice of tiles) for pieces of at most `most` tiles.
+    """Yield (slice of rows, slice of tiles) of pieces of at most `most` tiles of n_rows x n_tiles.
 
     A piece is some whole rows of n_tiles tiles, or a part of one: blocks(2, 5, 3) yields tiles 0-2
     and 3-4 of row 0, then of row 1.

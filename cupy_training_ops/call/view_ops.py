@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that no provider computes: views of an input, and the caller's Python functions."""
+"""Operators that no provider computes: views of an input, and the caller's Python functions.
+
+Their calls get what is known of a call in `prepared`, and arguments as described in `Call`.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,8 @@ class ViewCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """Make the views again, for a bound call."""
+        """Make the views of the first of the inputs again, for a bound call; arrays, out, workspace
+        and placed are not used."""
         return self(inputs, out, workspace)
 
 
@@ -119,7 +123,8 @@ class DelegatedCall(Call):
     def _adopt_result(self, result: Result, value: object) -> Array | None:
         """Return a result as a NumPy or CuPy array over its memory; None if it is not asked for.
 
-        Refuses another dtype, shape or device than inferred.
+        result: what was inferred. value: what the callable returned. Refuses another dtype, shape
+        or device than inferred.
         """
         op, name, spec = self.prepared.op, result.name + self.of_callee, result.spec
         array: Array | None = adopt(op, name, value)

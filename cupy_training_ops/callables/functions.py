@@ -2,6 +2,10 @@
 """Functions of the caller's, registered by name: plain ones, PyTorch's, launchers of Triton.
 
 PyTorch is not imported here: who has one of its functions has imported it.
+
+A forward gets `arguments`, and for each of them a bool: it is an array (`tensors`), a gradient of
+it is wanted (`grads`). `keeps`: a backward may follow, for which it saves something. `op`: the
+operator's name in messages.
 """
 
 from __future__ import annotations
@@ -49,13 +53,16 @@ class PlainFunction:
         self._backward = backward
 
     def forward(self, arguments: Values, tensors: Bools, grads: Bools, keeps: bool) -> Forward:
-        """Call the forward with a context that takes any attribute; return (results, context)."""
+        """Return (forward(context, *arguments), context, or None if there is no backward).
+
+        The context takes any attribute, and has `needs_input_grad`, which is grads.
+        """
         context = SimpleNamespace(needs_input_grad=tuple(grads))
         returned = self._forward(context, *arguments)
         return returned, context if keeps and self._backward is not None else None
 
     def backward(self, saved: Any, gradients: Values) -> object:
-        """Call the backward with the forward's context, and return its results."""
+        """Return backward(context, *gradients); saved: the forward's context."""
         assert self._backward is not None  # else nothing is saved
         return self._backward(saved, *gradients)
 

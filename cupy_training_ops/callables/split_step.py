@@ -127,7 +127,7 @@ class SplitStep:
     def _resume(
         self, generator: Generator[object, object, object], sent: object
     ) -> tuple[bool, object]:
-        """Send a value; return (True, what the function yields) or (False, its return value)."""
+        """Send the generator a value; return (True, what it yields) or (False, its result)."""
         with self._inside(generator):
             try:
                 return True, generator.send(sent)
@@ -168,7 +168,8 @@ class SplitStep:
 def _gradients(yielded: Yielded, gradients: Sequence[object]) -> tuple[object, ...]:
     """Return the gradients to send to the function: one for each differentiable output.
 
-    Zeros in place of None; refuses those that do not fit the outputs.
+    yielded: the outputs. gradients: the caller's. Zeros in place of None; refuses those that do not
+    fit the outputs.
     """
     outputs = yielded.differentiable
     if len(gradients) != len(outputs):

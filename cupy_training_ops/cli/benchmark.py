@@ -123,7 +123,7 @@ def benchmark(provider: str, rows: int | None, as_json: bool) -> None:
 def _title(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[str]:
     """Yield lines about the machine, the arrays' shape (rows, CLASSES) and PyTorch's version.
 
-    torch: the module, None if it is not compared with.
+    xp: NumPy or CuPy, where the calls run. torch: the module, None if it is not compared with.
     """
     where = "the NumPy provider beside NumPy's copies: there is no GPU" if xp is np else "a GPU"
     if xp is np and array_library("auto") is not np:
@@ -133,7 +133,7 @@ def _title(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[str]:
 
 
 def _torch(xp: Any) -> ModuleType | None:
-    """PyTorch, if it is installed and computes where `xp` does."""
+    """Return PyTorch if it is installed and computes where `xp`, NumPy or CuPy, does, else None."""
     try:
         torch = importlib.import_module("torch")
     except ImportError:
@@ -145,7 +145,10 @@ def _torch(xp: Any) -> ModuleType | None:
 
 
 def _measured(cases: Any, xp: Any) -> Iterator[Row]:
-    """Yield a row for each case; the first one is the copy, which the others are compared with."""
+    """Yield a row for each case; the first one is the copy, which the others are compared with.
+
+    xp: NumPy or CuPy, where the calls run.
+    """
     rate = 0.0  # of the copy, bytes a second
     for case in cases:
         took = seconds(case.call, xp)

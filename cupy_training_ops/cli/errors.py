@@ -62,7 +62,7 @@ def reading(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Convert an OSError inside to a Failure that names the output; not that of a closed pipe."""
+    """Convert an OSError inside to a Failure that names the output `path`; not a closed pipe's."""
     try:
         yield
     except BrokenPipeError:

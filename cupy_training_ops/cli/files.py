@@ -3,6 +3,10 @@
 
 One array becomes a packed array; several become a packed file, in which arrays that no codec takes
 are as they are.
+
+In all functions a `member` is an array of an input file, not read yet; an `item` one that is packed
+or as it is; `out` the path OUT; `coding` a codec with its options; `sync`: wait for the disk;
+advance(n) moves a progress bar by n elements.
 """
 
 from __future__ import annotations
@@ -60,13 +64,15 @@ CONTAINERS = {".npz": packed_file.write_npz, ".safetensors": packed_file.write_s
 
 
 def _write_npy(stream: IO[bytes], arrays: Arrays, _: Mapping[str, str], advance: Advance) -> None:
-    """Decode the only array into a .npy file; advance(n): n elements more are done."""
+    """Decode the only array into a .npy file; `_`: metadata, which such files lack. advance(n): n
+    elements more are done."""
     ((_name, item),) = arrays
     _write_elements(stream, item, advance)
 
 
 def _write_npz(stream: IO[bytes], arrays: Arrays, _: Mapping[str, str], advance: Advance) -> None:
-    """Decode arrays into an uncompressed .npz file, one member each."""
+    """Decode arrays into an uncompressed .npz file, one member each; `_`: metadata, which such
+    files lack. advance(n): n elements more are done."""
     with zipfile.ZipFile(stream, "w") as archive:
         for name, item in arrays:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -539,7 +545,7 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
 def _write_json(
     lines: JsonLines, file: str, content: Packed | PackedFile | Sequence[Member]
 ) -> None:
-    """Print a JSON object for each array of a file, packed or not."""
+    """Print, by `lines`, a JSON object for each array of a file's content, packed or not."""
     if isinstance(content, Packed):
         lines.write("packed", file=file, **_packed_fields(content))
     elif isinstance(content, PackedFile):
@@ -554,7 +560,7 @@ def _write_json(
 
 
 def _print(file: str, content: Packed | PackedFile | Sequence[Member]) -> None:
-    """Print a line about a file and a table of its arrays, or lines about its packed array."""
+    """Print a line about a file and a table of its content, or lines about its packed array."""
     if isinstance(content, PackedFile):
         items = content.items
         texts = f", {len(content.metadata)} texts" if content.metadata else ""

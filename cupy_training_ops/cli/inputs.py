@@ -238,7 +238,7 @@ def _stream(file: str) -> Iterator[BinaryFile]:
 
 
 def why_left_out(member: Member, codecs: Sequence[Codec], raw: bool) -> str | None:
-    """Return why none of the codecs takes an array, without reading it; None if one does.
+    """Return why none of the codecs takes an array, the unread `member`; None if one does.
 
     codecs: empty for any codec, which takes floating-point arrays. raw: two-byte elements are
     bfloat16.

@@ -178,8 +178,8 @@ def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
 
 
 def _wait(started: Sequence[_Rank], seconds: float, is_over: Callable[[Ends], bool]) -> Ends:
-    """Wait until all ranks have ended, is_over(statuses) is true, or `seconds` are over; return
-    their statuses."""
+    """Wait until all ranks that were started have ended, is_over(statuses) is true, or `seconds`
+    are over; return their statuses by rank, None while one runs."""
     deadline = time.monotonic() + seconds
     while True:
         statuses = [rank.status for rank in started]
@@ -196,7 +196,7 @@ def _signal(started: Sequence[_Rank], number: int) -> None:
 
 
 def _end(started: Sequence[_Rank]) -> None:
-    """End all that still run by SIGTERM, then after ENDING seconds, or Ctrl-C, by SIGKILL."""
+    """End all started ranks by SIGTERM, then after ENDING seconds, or Ctrl-C, by SIGKILL."""
     hasten = threading.Event()
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, lambda *_: hasten.set()) if is_main else None

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""`onnx`: lists what runs the nodes of ONNX Runtime's training artifacts, and trains some steps."""
+"""`onnx`: lists what runs the nodes of ONNX Runtime's training artifacts, and trains some steps.
+
+In all functions `session` is a TrainingSession of artifacts, `graph` a model's, and `xp` NumPy or
+CuPy, where it computes.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +202,7 @@ def _kind(node: Node, runner: Runner | None) -> tuple[str, str, str]:
 
 
 def _train(session: TrainingSession, batches: Iterator[Batch], steps: int) -> None:
-    """Train so many steps of a session; print losses and the median time of a step."""
+    """Train so many steps of a session, one a batch; print losses and the median time of a step."""
     losses, times, numbers = [], [], range(1, steps + 1)
     with progress(numbers, "steps", str, steps) as shown:
         for _ in shown:

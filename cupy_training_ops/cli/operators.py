@@ -81,7 +81,7 @@ def _print_json(only: type[Op] | None) -> None:
 
 
 def _registration(registered: Registration) -> dict[str, Any]:
-    """Return the JSON fields of an operator: docs/cli.md describes them."""
+    """Return the JSON fields of a registered operator: docs/cli.md describes them."""
     cls, upstream = registered.op, registered.upstream
     types = cls.types
     rows = types.rows if isinstance(types, TypeRows) else ()
@@ -171,7 +171,7 @@ def _fields(outcome: Verified) -> dict[str, Any]:
 
 
 def _report(outcomes: Sequence[Verified]) -> None:
-    """Print a table of results, the first failure of each operator, and the sums."""
+    """Print a table of outcomes, the first failure of each operator, and the sums."""
     rows = [(o.op, str(o.passed), str(len(o.failures))) for o in outcomes]
     for line in align([("operator", "passed", "failed"), *rows]):
         click.echo(line)

@@ -48,7 +48,7 @@ def name_of(file_stem: str) -> str:
 
 
 def refuse_overwriting(outs: list[str], files: tuple[str, ...], force: bool) -> None:
-    """Refuse outputs that would overwrite inputs, each other, or (without force) files."""
+    """Refuse paths to write (outs) that are inputs (files) or equal, or exist, without force."""
     for out in outs:
         if out == STREAM:
             if sys.stdout is None or sys.stdout.isatty():
@@ -97,7 +97,10 @@ def _plain(name: str) -> str:
 
 @contextlib.contextmanager
 def _stream(out: str, sync: bool) -> Iterator[IO[bytes]]:
-    """Yield a stream that replaces a file at the end, or for "-" is written to stdout at once."""
+    """Yield a stream that replaces a file at the end, or for "-" is written to stdout at once.
+
+    sync: wait until the file is on the disk.
+    """
     if out != STREAM:
         with atomic_write(Path(out), sync) as stream:
             yield stream

@@ -44,7 +44,7 @@ class Peer:
             raise Failure(f"--against {self.name}: {self.module} is not here; {how}") from None
 
     def run(self, subject: Subject) -> Trial | Refusal:
-        """Compress an array and decompress it, each timed once, and compare."""
+        """Compress the subject's array and decompress it, each timed once, and compare."""
         array: HostArray = np.ascontiguousarray(subject.array)
         if self.dtypes is not None and array.dtype not in self.dtypes:
             takes = ", ".join(map(dtype_name, self.dtypes))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Trials as tables of 80 columns for people, as fields for JSON, and as plots."""
+"""Trials as tables of 80 columns for people, as fields for JSON, and as plots.
+
+A trial is the result of one codec on a `subject`, an array with its name.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,7 @@ def _title(subject: Subject, trials: Iterable[Trial]) -> str:
 
 
 def _row(trial: Trial) -> tuple[str, ...]:
-    """Return the cells below HEADINGS."""
+    """Return the cells of a codec's result, below HEADINGS."""
     f = trial.fidelity
     return (
         trial.name,
@@ -124,7 +127,7 @@ def _row(trial: Trial) -> tuple[str, ...]:
 
 
 def _numbers(subject: Subject, trial: Trial) -> dict[str, Any]:
-    """Return the JSON fields of bytes, errors (those of Fidelity) and times in seconds."""
+    """Return the JSON fields of a trial: bytes, errors (those of Fidelity), times in seconds."""
     nbytes = subject.array.nbytes
     return {
         "nbytes_before": nbytes,
@@ -185,7 +188,7 @@ class Plot:
         refuse_overwriting([out], files, force)
 
     def draw(self, summary: Summary) -> None:
-        """Draw the codecs that keep values, not signs alone, and write the file."""
+        """Draw the codecs of a summary that keep values, not signs alone, and write the file."""
         points = points_of(summary.arrays)
         if not points:
             raise Failure(f"{self._out}: nothing to draw: no codec tried keeps values")
@@ -209,7 +212,10 @@ def points_of(arrays: Sequence[OneArray]) -> dict[str, list[Point]]:
 
 
 def _draw(figure: Any, points: dict[str, list[Point]], quality: Quality) -> None:
-    """Draw each codec's points, and lines for infinite ratios and the quality asked for."""
+    """Draw each codec's points, and lines for infinite ratios and the quality asked for.
+
+    figure: of matplotlib.
+    """
     axes = figure.add_subplot(xlabel="bits per value", ylabel="signal to noise, dB")
     edges = _edges(snr for of_codec in points.values() for _, snr in of_codec)
     for marker, (codec, of_codec) in zip(itertools.cycle(MARKERS), points.items(), strict=False):
@@ -237,7 +243,7 @@ def _edges(snrs: Iterable[float]) -> dict[float, float]:
 
 
 def _figure(out: str) -> Any:
-    """Return an empty figure of matplotlib; Failure, which names the plot, if it is missing."""
+    """Return an empty figure of matplotlib; Failure, naming the plot `out`, if that is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

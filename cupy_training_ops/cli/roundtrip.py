@@ -154,7 +154,8 @@ def _trials(
 ) -> Trials:
     """Yield (array, results) of each array: of all codecs, then of other libraries (`against`).
 
-    xp: NumPy or CuPy, where codecs run. A progress bar is shown for each array.
+    settings: options of all codecs. xp: NumPy or CuPy, where codecs run. A progress bar is shown
+    for each array.
     """
     for subject in subjects:
         size = subject.array.size
@@ -170,7 +171,7 @@ def _trials(
 def _print_tables(trials: Trials, summary: Summary, provider: str) -> None:
     """Print each array's table as soon as it was tried, then the summary, which this fills.
 
-    provider: "cpu" or "cuda".
+    trials: (array, its results) one after the other. provider: "cpu" or "cuda".
     """
     for subject, tried in trials:
         summary.add(subject, trials_of(tried))
@@ -199,7 +200,8 @@ def _subjects(
 ) -> list[Subject]:
     """Return the arrays to try: those of files, else one of random numbers.
 
-    codecs: of --codec, () for any. random: the options shape, distribution and seed.
+    codecs: of --codec, () for any. dtype: of --dtype. random: the options shape, distribution and
+    seed.
     """
     if not files:
         return [_random_subject(dtype or "float32", **random)]

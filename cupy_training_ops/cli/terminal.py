@@ -113,7 +113,7 @@ def progress(
 
 @contextlib.contextmanager
 def progress_bar(length: int, label: str) -> Iterator[Callable[[int], None]]:
-    """Yield a function that advances a progress bar: advance(n) of `length`.
+    """Yield a function that advances a progress bar: advance(steps), of `length` in all.
 
     The bar is shown after DELAY_S, if stderr is a terminal, with `label` ahead of it.
     """

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Encode and decode arrays: bytes, errors, times, verdicts; the sums, and recommendations."""
+"""Encode and decode arrays: bytes, errors, times, verdicts; the sums, and recommendations.
+
+In all functions `subject` is an array with its name, a `trial` the result of one codec on it,
+`fidelity` its measured errors, `xp` NumPy or CuPy, where codecs run.
+"""
 
 from __future__ import annotations
 
@@ -189,7 +193,7 @@ class _Tally:
     violating: Any = None  # the first value outside the bound, decoded
 
     def add(self, original: Any, options: dict[str, object], xp: Any, whole: bool) -> None:
-        """Encode and decode the next part, a flat NumPy array, in `xp`, and add the results.
+        """Encode and decode the next part (original), a flat NumPy array, in `xp`; add the results.
 
         options: of the encoder. whole: it is the only part, so times are medians of several runs.
         """
@@ -259,7 +263,8 @@ def _host_seconds(call: Callable[[], Any]) -> float:
 
 
 def _between_events(call: Callable[[], Any], cupy: Any) -> float:
-    """Return the seconds of a call on the GPU: of LAUNCHES between two events, over LAUNCHES."""
+    """Return the seconds of a call on the GPU: of LAUNCHES between two events of `cupy`, divided
+    by LAUNCHES."""
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()
     for _ in range(LAUNCHES):
@@ -273,10 +278,11 @@ def _between_events(call: Callable[[], Any], cupy: Any) -> float:
 
 
 def generate(distribution: str, shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
-    """Return a NumPy array of one of DISTRIBUTIONS; the same seed gives the same values.
+    """Return a NumPy array; the same seed gives the same values.
 
-    uniform is over [-1, 1), denormal below the dtype's smallest normal number, special one special
-    value (NaN, infinite, at the edge of a rounding) among fifteen normal ones.
+    distribution: one of DISTRIBUTIONS: normal, relu its positive part, uniform over [-1, 1),
+    denormal below the dtype's smallest normal number, special one special value (NaN, infinite, at
+    the edge of a rounding) among fifteen normal ones.
     """
     rng = np.random.default_rng(seed)
     values = rng.uniform(-1, 1, shape)
@@ -420,7 +426,8 @@ def _figures(trial: Trial) -> str:
 
 
 def _why_not(rivals: Sequence[Trial]) -> str:
-    """Return words with RIVALS of the codecs no larger than the best, most faithful first."""
+    """Return words with RIVALS of the trials that took no more bytes than the best (`rivals`),
+    most faithful first."""
     if not rivals:
         return "the smallest"
     named = sorted(rivals, key=lambda t: snr_db(t.fidelity), reverse=True)[:RIVALS]

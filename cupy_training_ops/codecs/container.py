@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A header and arrays in one file: NumPy's own .npz without pickle, with a format version.
 
-The member `header` is JSON text, every other member is an array.
+The member `header` is JSON text, every other member is an array. In all functions `file` is a path
+or a stream, and `kind` the format that it has, or else is refused.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ _quiet = np.errstate(all="ignore")
 
 
 class Rounding(NamedTuple):
-    """The bound of a codec that rounds to a small format: see `_within_rounding`."""
+    """The bound of a codec that rounds x to a small format: |y - x| <= max(relative |x|, absolute),
+    infinite from `infinite_from` on."""
 
     relative: float  # error over |x|, in the normal range of the format
     absolute: float  # error below that range; both agree where it starts
@@ -51,7 +52,8 @@ FP10 = Rounding(2.0**-5, 2.0**-19, 64_512.0)
 
 
 class Scaled(NamedTuple):
-    """The bound of a format with a scale, 2^s, for each block: see `_within_scale`."""
+    """The bound of a format with a scale, 2^s, for each block: |y - x| <= max(relative |x|,
+    absolute 2^s)."""
 
     relative: float  # error over |x|
     absolute: float  # error over 2^s, for small x
@@ -130,6 +132,9 @@ class Measurement:
     """A comparison of arrays in parts: `add` each, then `fidelity()`.
 
     Every part but the last is of whole tiles, groups of elements that the codec encodes together.
+    codec: its name. keep_nonfinite: the option of the MSFP15 codecs. Other attributes are sums over
+    the parts so far, as fields of Fidelity; besides, size: elements; compared: values that are
+    finite on both sides; signal, decoded, noise: norms of x, y, y - x.
     """
 
     def __init__(self, codec: str, keep_nonfinite: bool = True) -> None:
@@ -139,11 +144,11 @@ class Measurement:
         self.overflowed = self.lost = self.dropped = self.violations = 0
         self.first_violation: int | None = None
         self.max_abs_error: float | None = None
-        self.signal, self.decoded, self.noise = Norm(), Norm(), Norm()  # of x, y, y - x
+        self.signal, self.decoded, self.noise = Norm(), Norm(), Norm()
 
     @_quiet
     def add(self, original: NDArray[np.generic], decoded: NDArray[np.generic]) -> None:
-        """Compare the next part of the array with its decoded part, of any dtype, and add it up.
+        """Compare the next part of the original with its decoded part, of any dtype; add it up.
 
         In pieces of PIECE elements, which fit into the cache.
         """
@@ -375,7 +380,8 @@ def _is_kept(x: Float64s, y: Float64s) -> Mask:
 def _within_signed_tile(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
     """Return where |y - x| <= step, and y has the sign of x: MSFP15 with signs.
 
-    step = 2^(max(e, -127) - 5), with e and lost tiles as in `_shared_exponent`.
+    step = 2^(max(e, -127) - 5) for a tile of eight whose largest |x| is in [2^e, 2^(e + 1)). A tile
+    with a number beyond 2^128 or NaN is lost: 0, but with keep_nonfinite `_beside_nonfinite` holds.
     """
     largest = _largest_of_tile(np.abs(x))
     _, exponent = np.frexp(largest)
@@ -390,7 +396,7 @@ def _within_signed_tile(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
 
 
 def _largest_of_tile(size: Float64s) -> Float64s:
-    """Return the maximum of each tile of 8 of flat magnitudes; the last is filled up with zeros.
+    """Return the maximum of each tile of 8 of `size`, flat magnitudes; zeros fill up the last.
 
     Three halvings are faster than `max` along a short axis.
     """
@@ -430,8 +436,8 @@ def _snr_db(signal: float, noise: float) -> float | None:
 def _cosine(signal: Norm, decoded: Norm, noise: Norm) -> float | None:
     """Return the cosine of the angle between original and decoded, None if one of them is 0.
 
-    By the law of cosines from the norms of original, decoded and their difference, the sides of a
-    triangle.
+    By the law of cosines from the norms of original (signal), decoded and their difference (noise),
+    the sides of a triangle.
     """
     if not signal.largest or not decoded.largest:
         return None

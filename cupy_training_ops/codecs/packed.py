@@ -152,7 +152,8 @@ class Packed(Summary, Generic[ArrayT]):
         return codec.length(_to_host(self.code[:8])) if codec.leaves_room else self.nbytes
 
     def _checked_length(self, nbytes: object) -> int:
-        """Return the argument of `trimmed` as an int; refuse one that is not the codes' length."""
+        """Return nbytes, the argument of `trimmed`, as an int; refuse another than the codes'
+        length."""
         try:
             length = integer(nbytes)
         except ArgumentError as error:
@@ -240,7 +241,8 @@ def _read_header(file: object, header: container.Header, code: Stored) -> tuple[
 def _check(codec: Any, dtype: Any, shape: Any, options: Any, code: Array | Header) -> None:
     """Refuse values that a file cannot store, bad options, and codes that do not fit.
 
-    Arguments: fields of a Packed; of `code`, or its header in a file, shape and dtype are read.
+    codec, dtype, shape, options: fields of a Packed. code: of it, or its header in a file, shape
+    and dtype are read.
     """
     plain = {"codec": (codec, str), "dtype": (dtype, str), "shape": (shape, tuple)}
     for name, (value, kind) in (plain | {"options": (options, dict)}).items():
@@ -295,7 +297,8 @@ class Part(NamedTuple):
 
 
 def parts(codec: Codec, n: int, whole: bool = False) -> Iterator[Part]:
-    """Yield the parts of n elements, each of about PART; one if n is 0 or with `whole`."""
+    """Yield the parts of n elements and of their codes by `codec`, each of about PART elements; one
+    if n is 0 or with `whole`."""
     tiles = codec.encoder.tiles or {}
     # A tile is `element` elements of the array and `code` elements of the codes.
     element, code = tiles.get("X", 1), tiles.get("Y", 1)
@@ -332,7 +335,7 @@ def encode_in_parts(
 
 
 def decode_in_parts(packed: Packed, advance: Advance) -> Iterator[HostArray]:
-    """Yield the decoded elements in row-major order, in flat parts.
+    """Yield the decoded elements of `packed` in row-major order, in flat parts.
 
     advance(n) is called after each part of n elements.
     """

@@ -82,7 +82,7 @@ class PackedFile(NamedTuple):
 
 
 def write_npz(stream: BinaryFile, whole: PackedFile) -> None:
-    """Write arrays and texts as a `.npz` file, with a description as its member `header`."""
+    """Write the whole, arrays and texts, as a `.npz` file with a description, member `header`."""
     arrays = {
         str(i): np.asarray(item.code) if isinstance(item, Packed) else _storable(item)
         for i, item in enumerate(whole.items.values())
@@ -93,7 +93,7 @@ def write_npz(stream: BinaryFile, whole: PackedFile) -> None:
 
 
 def write_safetensors(stream: BinaryFile, whole: PackedFile) -> None:
-    """Write arrays and texts as a `.safetensors` file, with a description among its texts.
+    """Write the whole, arrays and texts, as a `.safetensors` file, a description among its texts.
 
     Raises ArgumentError for a type that such files lack.
     """
@@ -133,7 +133,7 @@ def from_npz(file: Any) -> PackedFile:
 
 
 def from_safetensors(opened: safetensors_file.Opened, file: object) -> PackedFile:
-    """Read what `write_safetensors` wrote; file: its name, for messages."""
+    """Read what `write_safetensors` wrote, from an opened file; file: its name, for messages."""
     texts = dict(opened.metadata)
     with _naming_damage(file):
         header = container.checked_header(file, FORMAT, json.loads(texts.pop(KEY)))

@@ -123,7 +123,8 @@ def tensors(path: str | None, stream: BinaryFile, name: object) -> Opened:
 
 
 def save(stream: BinaryFile, entries: Iterable[Entry], metadata: Mapping[str, str]) -> None:
-    """Write tensors and texts; tensors of wide elements come first, so that each is aligned."""
+    """Write tensors (entries) and texts (metadata); those of wide elements first, as that aligns
+    each."""
     ordered = sorted(entries, key=lambda entry: -_alignment(entry))
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     end = 0

@@ -138,7 +138,7 @@ def snake_case(name: str) -> str:
 
 
 def _take_attributes(op: type) -> tuple[Attribute, ...]:
-    """Remove attributes from a class; return those of its bases, then its own, in their order.
+    """Remove attributes from the class `op`; return its bases', then its own, in their order.
 
     One that the body states again is among its own. An instance has a value under the name, whose
     look-up an attribute of the class would slow down.

@@ -132,7 +132,7 @@ class Layout:
         return struct[()]  # type: ignore[return-value]
 
     def _exact(self, name: str, given: Any) -> object:
-        """Return an array in the dtype of field `name`; CompileError if it does not fit exactly.
+        """Return the array `given` in the dtype of field `name`; CompileError if it does not fit.
 
         A float field takes any real number, rounded.
         """

@@ -44,10 +44,11 @@ class Input:
     static: a plan may depend on the host value, and each value has a plan of its own. If False, or
     memory is "either", planning sees a Changing instead, and all values share a plan.
 
-    A variadic input is one list of arrays; with `holes` some may be None, with `mixed` they may
-    differ in dtype. `not_accessed`: the operator does not read the elements, so that any strides
-    and shared memory do. `updated`: the array is written in place. `supplied`: if the caller leaves
-    it out, each call takes the result of the operator's `supply`.
+    An `optional` input may be left out. A variadic input is one list of arrays; with `holes` some
+    may be None, with `mixed` they may differ in dtype. `not_accessed`: the operator does not read
+    the elements, so that any strides and shared memory do. `updated`: the array is written in
+    place. `supplied`: if the caller leaves it out, each call takes the result of the operator's
+    `supply`.
 
     `upstream` is its name in ONNX Runtime if that differs, `formerly` are names of earlier
     releases: a call may pass it by each.
@@ -86,7 +87,8 @@ class Output:
     the output, unless that is `on_request`. A host output is a NumPy array that follows from
     shapes or from a Changing. An "either" output is an array or a number as the input that it
     aliases. An `optional` one is None with some attributes; any is None if it is not asked for, or
-    aliases an input that is None. `upstream` and `formerly` are as of an input.
+    aliases an input that is None. `upstream` is its name in ONNX Runtime if another, `formerly`
+    are names of earlier releases.
     """
 
     name: str
@@ -109,8 +111,8 @@ class Attribute:
 
     A class body writes one as `axis = attribute(integer, 0)`.
 
-    `type` is the type variable that the attribute, a dtype, binds; "" for others. `upstream` and
-    `formerly` are as of an input.
+    `type` is the type variable that the attribute, a dtype, binds; "" for others. `upstream` is its
+    name in ONNX Runtime if another, `formerly` are names of earlier releases.
     """
 
     name: str
@@ -133,8 +135,10 @@ def attribute(
 ) -> T:
     """Declare an attribute in the body of an operator class: `axis = attribute(integer, 0)`.
 
-    convert: checks a value and returns its immutable form. type: see Attribute. Returns an
-    Attribute, which type checkers take for an instance's value, the result of `convert`.
+    convert: checks a value and returns its immutable form. default: REQUIRED if there is none.
+    type: the type variable that it binds, if it is a dtype. upstream, formerly: its names in ONNX
+    Runtime, if another, and in earlier releases. doc: for help. Returns an Attribute, which type
+    checkers take for an instance's value, the result of `convert`.
     """
     declared = Attribute("", convert, default, type, upstream, formerly, doc)
     return cast(T, declared)
@@ -371,7 +375,8 @@ def n_required(inputs: Sequence[Input]) -> int:
 
 
 def one_of(*choices: T) -> Callable[[object], T]:
-    """Return a converter that accepts one of these values, and returns it; its type counts too."""
+    """Return a converter that accepts a value equal to one of the choices and of its type, and
+    returns that choice."""
 
     def convert(value: object) -> T:
         for choice in choices:
@@ -385,7 +390,7 @@ def one_of(*choices: T) -> Callable[[object], T]:
 
 
 def optional(convert: Callable[[object], T]) -> Callable[[object], T | None]:
-    """Return a converter that also accepts None, and returns it."""
+    """Return the converter `convert`, but for None, which is accepted and returned."""
 
     def convert_or_none(value: object) -> T | None:
         return None if value is None else convert(value)

@@ -20,8 +20,10 @@ class TypeRows(Mapping[str, tuple[Dtype, ...]]):
     """
 
     def __init__(self, variables: str, *rows: str, free: Types | None = None, **groups: Group):
-        """Make rows of dtype names, in the order of the variables; a group's name is a row for
-        each of its dtypes.
+        """Make rows of dtypes by variable.
+
+        variables: names, "T U". rows: names of dtypes in that order, "float32 int64"; a group's
+        name is a row for each of its dtypes. free: variables that are in no row.
 
         TypeRows("T U", "float32 float32", "H float32", H=(FLOAT16, BFLOAT16)) has three rows.
         """

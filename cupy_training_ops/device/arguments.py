@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Launch arguments, checked against the kernel's signature and cast to its exact types."""
+"""Launch arguments, checked against the kernel's signature and cast to its exact types.
+
+In all functions `launch` is a step of a plan, and `parameter` one of its kernel's. launch.slots are
+macros that the kernel is compiled with, such as {"T": "float"}: its type T is float.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,7 @@ def check_pointer(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
 
 
 def cast(launch: Launch, parameter: Parameter, value: object) -> object:
-    """Return an argument in exactly the parameter's C type: a NumPy scalar; for None NULL.
+    """Return `value` in exactly the parameter's C type: a NumPy scalar; for None NULL.
 
     Scratch, Pointers and structs (np.void) are checked and returned as they are.
     """
@@ -82,7 +86,7 @@ def scalar_type(launch: Launch, parameter: Parameter) -> Dtype:
 
 
 def _check_scratch(launch: Launch, parameter: Parameter, piece: Scratch) -> None:
-    """Refuse memory of zeros for a parameter that is not Zeroed<T>*, and other memory for one."""
+    """Refuse a piece of zeros for a parameter that is not Zeroed<T>*, and another for one."""
     expects_zeros = parameter.c_type.rpartition("::")[2].startswith(ZEROED)
     if piece.zeros != expects_zeros:
         kind = "zeros" if piece.zeros else "memory that may hold anything"
@@ -125,7 +129,7 @@ def check_number(op: str, name: str, holder: str, make: Make, changing: Changing
 def either(
     layout: Dtype, value: object = 0, *, address: int = 0, dtype: Dtype | None = None
 ) -> object:
-    """Return the struct Either<N> of this layout.
+    """Return the struct Either<N> of this dtype (`layout`).
 
     Without a dtype it holds `value`, a number or a tuple of N; else the address of an array of this
     dtype, zeros in place of numbers, and the dtype's ONNX number.
@@ -141,7 +145,8 @@ def either(
 def either_bytes(layout: Dtype) -> Callable[[object], bytes]:
     """Return a function from a number, or a tuple of N, to the bytes of a struct Either<N>.
 
-    They are a null address, N int64, N doubles of the same numbers, and type 0; faster than NumPy.
+    layout: its dtype. The bytes are a null address, N int64, N doubles of the same numbers, and
+    type 0; faster than NumPy.
     """
     n, pack = _fields(layout)
 

@@ -58,8 +58,9 @@ def kernel(
 ) -> Kernel:
     """Return the kernel `symbol`, compiled at most once in a process for each device and slots.
 
-    slots: macros that it is compiled with, {"T": "float"}. shared_nbytes: dynamic shared memory of
-    a launch; if above 0, the kernel's limit is raised to the device's.
+    backend: loads modules. source: the text that defines the kernel. slots: macros that it is
+    compiled with, {"T": "float"}. shared_nbytes: dynamic shared memory of a launch; if above 0, the
+    kernel's limit is raised to the device's.
     """
     if symbol not in source.kernels:
         raise CompileError(f"{source.name}.cu defines no kernel {symbol}")
@@ -83,8 +84,9 @@ def compile_ahead(
 ) -> None:
     """Compile modules, if several are new, each in its own thread; wanted: (source, slots) of each.
 
-    The compiler releases the GIL. Errors are left to `kernel`, which compiles again. Does nothing
-    if another thread is here, or under capture, whose mode may forbid other threads to load.
+    backend: loads them. device: its number. The compiler releases the GIL. Errors are left to
+    `kernel`, which compiles again. Does nothing if another thread is here, or under capture, whose
+    mode may forbid other threads to load.
     """
     if not backend.loads_at_once or not _ahead.lock.acquire(blocking=False):
         return
@@ -101,7 +103,8 @@ def compile_ahead(
 def _load_at_once(
     backend: Backend, new: list[tuple[tuple[Any, ...], Source, tuple[str, ...]]], device: int
 ) -> None:
-    """Compile modules, each by a thread, into `_memo`; new: (key there, source, options) of each.
+    """Compile modules by the backend, each in a thread, into `_memo`; new: (key there, source,
+    options) of each.
 
     `kernel` compiles again what fails here, and raises the error.
     """
@@ -147,7 +150,7 @@ def thread_options() -> tuple[str, ...]:
 
 
 def _compiles(code: str, options: tuple[str, ...]) -> bool:
-    """Return True if NVRTC compiles this source text with these options."""
+    """Return True if NVRTC compiles `code`, a source text, with these options."""
     compiler = nvrtc()
     program = compiler.createProgram(code, "asks.cu", (), ())
     try:
@@ -353,7 +356,7 @@ def device_of(architecture: str) -> Device:
 def compile_for(
     source: Source, options: tuple[str, ...], architecture: str
 ) -> dict[str, Resources]:
-    """Compile to machine code for `sm_<architecture>`; return resources by kernel name.
+    """Compile a source to machine code for `sm_<architecture>`; return resources by kernel name.
 
     options: from `slot_options`. CompileError with the compiler's log.
     """

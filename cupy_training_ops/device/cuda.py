@@ -220,7 +220,8 @@ class CudaBackend:
             cupy.cuda.get_current_stream().wait_event(mark)
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
-        """Compile for the current device, through CuPy's disk cache."""
+        """Return the module of a source text, compiled with slots' options (`slot_options`) for the
+        current device, or from CuPy's disk cache."""
         options += (*header_options(), *thread_options())
         module = cupy.RawModule(code=source.code, options=options)
         try:

@@ -88,8 +88,9 @@ class ReadyPlan:
     ) -> None:
         """Compile the plan's kernels, and check its arguments.
 
-        declared, source: the operator's declaration, and what loads its CUDA source. device: its
-        number. n_arrays: of a call, inputs and results; `Spec.place` is an index among them.
+        declared, source: the operator's declaration, and what loads its CUDA source. backend,
+        device: by which it runs, and the device's number. n_arrays: of a call, inputs and results;
+        `Spec.place` is an index among them.
         """
         self.workspace_nbytes = plan.workspace_nbytes
         self.scratch_nbytes, self.zeros_nbytes = plan.scratch_nbytes, plan.zeros_nbytes
@@ -108,6 +109,7 @@ class ReadyPlan:
         self._pieces = tuple(self._arguments.scratch)
         start = plan.scratch_start  # after the zeros in a caller's workspace
         self._offsets = [p.offset + (0 if p.zeros else start) for p in self._pieces]
+        # The last (plain bytes, zeros) of a store, and pointers into them; see `scratch`.
         self._known: tuple[Array | None, Array | None, list[object]] = (None, None, [])
         at = {place: i for i, place in enumerate(in_row)}
         rows = [_indices(places, at, starts) for _, places, _ in ready]
@@ -147,7 +149,7 @@ class ReadyPlan:
             if not is_kernel:
                 queued += [(function, pick) for (function, _, _, _, pick, _), _ in group]
                 continue
-            steps = [
+            steps = [  # step[:4]: kernel, grid, block, bytes of shared memory
                 PackedStep(driver.head(step[0], *step[1:4], [types[i] for i in row]), row)
                 for step, row in group
             ]
@@ -163,7 +165,8 @@ class ReadyPlan:
         return [dynamic.of(changing) for dynamic in self._arguments.dynamic]
 
     def values_but(self, known: list[object], place: int) -> Callable[[object], list[object]]:
-        """Return a function from the value of input `place`, an index, to a list as of `values`.
+        """Return a function from the value of the input with index `place` to the list of all
+        arguments that depend on changing values, as `values` returns it.
 
         known: the list for any value of it; what does not depend on it is copied from there.
         """
@@ -199,7 +202,10 @@ class ReadyPlan:
     def _call(
         self, row: Sequence[object], tables: Sequence[object], values: Sequence[object]
     ) -> None:
-        """Call kernels without a driver; row: direct arrays, then pointers into scratch memory."""
+        """Call kernels without a driver; row: direct arrays, then pointers into scratch memory.
+
+        tables: structs of addresses. values: arguments that depend on changing numbers.
+        """
         recording.leave()
         row = (*row, *self._constants, *tables, *values)
         marks = own_marks()
@@ -356,10 +362,10 @@ class Table(NamedTuple):
 class Arguments:
     """The arguments of all steps: sections that follow the direct arrays in one row of values."""
 
-    scratch: list[Scratch] = field(default_factory=list)
-    constants: list[Any] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    dynamic: list[DynamicArgument] = field(default_factory=list)
+    scratch: list[Scratch] = field(default_factory=list)  # pieces of scratch memory
+    constants: list[Any] = field(default_factory=list)  # cast to the parameters' types
+    tables: list[Table] = field(default_factory=list)  # structs of addresses
+    dynamic: list[DynamicArgument] = field(default_factory=list)  # made of changing numbers
 
     def add(self, section: _Section, item: object) -> tuple[_Section, int]:
         """Append to a section; return it, and the item's index."""
@@ -384,7 +390,8 @@ class Builder:
     def __init__(
         self, declared: Declaration, source: Callable[[], Source], backend: Backend, device: int
     ) -> None:
-        """declared: of the operator, for messages. source: loads its family's CUDA source."""
+        """declared: of the operator, for messages. source: loads its family's CUDA source. backend,
+        device: for which it compiles, and the device's number."""
         self._declared = declared
         self._source = source
         self._backend = backend
@@ -405,7 +412,8 @@ class Builder:
     def make_ready(self, step: Step) -> Ready:
         """Return ((kernel, grid, block, bytes of shared memory), place of each argument, step).
 
-        A `Work` is called as a kernel, with an empty grid and block.
+        A place is the index of an array, or (section of `arguments`, index there). A `Work` is
+        called as a kernel, with an empty grid and block.
         """
         if isinstance(step, Work):
             work = self._backend.work(step.name)
@@ -435,7 +443,8 @@ class Builder:
         return wanted
 
     def _place(self, step: Launch, parameter: Parameter, arg: object) -> Place:
-        """Check an argument of a launch against the kernel's parameter, and return its place."""
+        """Check `arg` of a launch against the kernel's parameter; return its place: the index of an
+        array, or (section of `arguments` to which it is appended, index there)."""
         add, arguments = self.arguments.add, self.arguments
         if is_either(parameter):
             return self._either_place(either_layout(parameter), arg)
@@ -454,7 +463,8 @@ class Builder:
     def _either_place(self, layout: Dtype, arg: object) -> Place:
         """Return the place of an Either struct, which has `arg`: a number, or an array's address.
 
-        A changing number that several launches read is one argument for all of them.
+        layout: the struct's dtype. A changing number that several launches read is one argument for
+        all of them.
         """
         add, arguments = self.arguments.add, self.arguments
         if isinstance(arg, Spec):
@@ -514,7 +524,7 @@ class _Block(NamedTuple):
     last: list[Any]  # a stream, and the launches on it
 
     def on(self, stream: int) -> Sequence[Callable[[], object]]:
-        """Return the launches on a stream, and cache them."""
+        """Return functions that launch on the stream at an address, cached for the last one."""
         queued = [partial(launch, stream, arguments, 0) for launch, arguments in self.launches]
         self.last[:] = stream, queued
         return queued
@@ -601,7 +611,10 @@ class Packed:
                 known[i] = value
 
     def _note(self, words: Sequence[int], new: Sequence[Any], stream: int) -> None:
-        """Add the launches of `run` to this thread's recording, with a block of their own."""
+        """Add launches, with a block of their own, to this thread's recording.
+
+        words: addresses. new: the other arguments that are not constant. stream: its address.
+        """
         current = recording.current()
         if current is not None:
             block = self._block()

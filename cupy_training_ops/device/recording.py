@@ -26,7 +26,7 @@ Queue = Callable[[], object]  # a C function: queues work, and returns what is f
 class Recording:
     """Launches of a thread, in order; is_whole: False if it also queued what cannot be noted."""
 
-    calls: list[Queue] = field(default_factory=list)
+    calls: list[Queue] = field(default_factory=list)  # each makes its launch again
     memory: list[object] = field(default_factory=list)  # blocks of arguments that the calls read
     is_whole: bool = True
 

@@ -94,7 +94,8 @@ def _inline(path: Path, folder: Path, seen: set[Path]) -> list[str]:
 
 
 def _home_of(name: str, path: Path, folder: Path) -> Path:
-    """Return the folder with a local include: the including file's, or `cuda_src`."""
+    """Return the folder with the include `name`: `folder`, the root of the including file `path`,
+    or `cuda_src`."""
     for home in (folder, source_folder()):
         if (home / name).is_file():
             return home

@@ -70,10 +70,10 @@ class Streams:
         return function()
 
     def mark(self) -> Mark:
-        """Record an event on the side stream."""
+        """Record an event on the side stream, and return it; here None."""
 
     def join(self, stream: object, mark: Mark) -> None:
-        """Let a stream wait for a mark."""
+        """Let `stream` wait for a mark, an event of `mark`."""
 
     def copy_to_host(self, numbers: Any) -> tuple[Any, Any]:
         """Copy a small array on the side stream; return (NumPy array, event or None).
@@ -121,7 +121,7 @@ class Cuda(Streams):
             return function()
 
     def mark(self) -> Mark:
-        """Record an event on the side stream."""
+        """Record an event on the side stream, and return it."""
         return self._record(self._side)
 
     def join(self, stream: Any, mark: Any) -> None:
@@ -168,7 +168,7 @@ class Events(InChild):
         self._marks: dict[int, object] = {}
 
     def record(self, identifier: int, mark: Callable[[], object]) -> bool:
-        """Store mark() under a number; return False, without a call, if the number is in use."""
+        """Store mark() under a number; return False, without a call, if that is in use."""
         with self._changed:
             if identifier in self._marks:
                 return False
@@ -177,7 +177,7 @@ class Events(InChild):
             return True
 
     def take(self, identifier: int, timeout: float) -> object:
-        """Wait until a mark has this number; remove and return it.
+        """Wait until a mark has this number (`identifier`); remove and return it.
 
         TimeoutError if there is none within `timeout` seconds.
         """

@@ -84,6 +84,9 @@ class Workspaces(Locked):
     A call holds `lock` from `get` to its last launch, as two threads may have the same stream. A
     finalizer or signal handler may run the operator again between two launches: each `depth` of
     such calls has its own memory.
+
+    In its methods plain_nbytes are bytes of any value, zeros_nbytes bytes that are 0 before and
+    after a call; device is a device's number.
     """
 
     def __init__(self, op: str) -> None:
@@ -102,7 +105,6 @@ class Workspaces(Locked):
     def get(self, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int) -> Store:
         """Return scratch memory for a call on the device's current stream, one Store for each.
 
-        plain_nbytes: bytes of any value; zeros_nbytes: bytes that are 0 before and after a call.
         Under capture it has to exist already, and belongs to graphs from then on: later calls get
         another one.
         """
@@ -204,7 +206,8 @@ class Workspaces(Locked):
 def check(op: str, got: ArrayInfo, home: ArrayInfo, nbytes: int) -> None:
     """Refuse a caller's workspace unless it is contiguous, aligned uint8 of `nbytes` or more.
 
-    got, home: the info of the workspace, and of an array of the call, whose device it must have.
+    op: its name, for messages. got, home: the info of the workspace, and of an array of the call,
+    whose device it must have.
     """
     fits = got.dtype == "uint8" and len(got.shape) == 1 and got.shape[0] >= nbytes
     if not (fits and got.strides is None and got.aligned and got.place == home.place):

@@ -135,6 +135,10 @@ class Optimizer:
 
     gradient_norm, is_finite: arrays of shape () on the device, which each step writes: the norm of
     all gradients, and True if it is finite.
+
+    _weights, _copies: parameters and low_precision as arrays that operators take. _moments:
+    {moment: an array for each parameter}, stored as `_form` says. _whole: the lock of all these,
+    torn from the first write of a step to the last.
     """
 
     moments: tuple[str, ...] = ("moment_1", "moment_2")  # names, each of an array a parameter
@@ -322,7 +326,7 @@ class Optimizer:
     def _load(self, state: State, moments: Mapping[str, Sequence[HostArray]]) -> None:
         """Write a checked state into the optimizer's arrays.
 
-        moments: by name, an array for each parameter, which take the place of the state's own.
+        state: of which only "step" is read. moments: {moment: an array for each parameter}.
         """
         with self._whole.lock:
             self._last, self._whole.is_torn = None, True
@@ -364,7 +368,7 @@ class Optimizer:
         return None
 
     def _outputs_of(self, places: Places) -> list[str]:
-        """Return names of the outputs that an update writes; places: indices of its parameters."""
+        """Return names of the outputs that the update of parameters with these indices writes."""
         return self._outputs
 
     # ---- steps -----------------------------------------------------------------------------------

@@ -299,7 +299,8 @@ class GradientBuckets:
 def _check(
     parameters: Sequence[Any], group: ProcessGroup, megabytes: float, optimizer: AdamW | None
 ) -> None:
-    """Refuse arguments of GradientBuckets that are of another kind or do not fit together."""
+    """Refuse arguments of GradientBuckets() that are of another kind or do not fit together: the
+    optimizer has to be over this group, and of as many parameters."""
     if not isinstance(parameters, list | tuple) or not parameters:
         refuse(NAME, "parameters", "a list of at least one array", shown(parameters))
     if not isinstance(group, ProcessGroup):

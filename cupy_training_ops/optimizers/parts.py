@@ -73,7 +73,8 @@ def adopt_without_waiting(op: str, argument: str, value: Any) -> Any:
 
 
 class Split(NamedTuple):
-    """Division of a list of arrays, each of one parameter, among ranks: see the module."""
+    """Division of a list of arrays, each of one parameter, among ranks: each rank has an equal part
+    of every array, and one rank also its tail, the rest."""
 
     n_ranks: int
     places: tuple[int, ...]  # of the i-th array: the index of its parameter
@@ -82,7 +83,7 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Sequence[int], n_ranks: int) -> Self:
-        """Return the division of all parameters, of these sizes in elements.
+        """Return the division of all parameters, of these sizes in elements, among n_ranks.
 
         Each tail goes to the rank that has the fewest elements in tails so far.
         """
@@ -175,7 +176,8 @@ class _OfParts(_InPlace):
     in_words: ClassVar[str]  # the call in messages, up to the places of parameters
 
     def calls(self, xs: Specs) -> queue.Calls:
-        """Return NCCL's calls for arrays of these shapes and dtypes."""
+        """Return NCCL's calls for arrays of these shapes and dtypes; `parts` says for each which
+        array it takes, and at which bytes it reads and writes."""
         every = [call for i, x in enumerate(xs) for call in self._calls(i, x)]
         rows, parts = [row for row, *_ in every], [(i, a, b) for _, i, a, b in every]
         return queue.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
@@ -296,7 +298,7 @@ def mean_of_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Array
 def mean_of_all(arrays: Arrays, *, group: ProcessGroup, places: tuple[int, ...]) -> Arrays:
     """Return the mean over ranks of each array: MeanOfAll on the CPU, through the first rank.
 
-    places: indices of the arrays' parameters, for messages.
+    group: the ranks. places: indices of the arrays' parameters, for messages.
     """
 
     def answer(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
@@ -309,7 +311,7 @@ def mean_of_all(arrays: Arrays, *, group: ProcessGroup, places: tuple[int, ...])
 
 
 def gathered_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arrays:
-    """Return copies of the arrays with each rank's pieces as their owner has them.
+    """Return copies of the arrays with each rank's pieces (of `split`) as their owner has them.
 
     GatheredParts on the CPU: the first rank of the group gets all pieces and sends all to each.
     """
@@ -352,9 +354,10 @@ def _exchange(
 ) -> Sequence[memoryview]:
     """Send this rank's parts to the first rank; return this rank's share of answer(all parts).
 
-    Raises ArgumentError on all ranks if their calls differ in `words` (the call, for messages), in
-    places of parameters, or in shapes and dtypes of the arrays. parts: bytes. answer: from the
-    parts of each rank, to those that each gets; called on the first rank alone.
+    Raises ArgumentError on all ranks of the group if their calls differ in `words` (the call, for
+    messages), in places of parameters, or in shapes and dtypes of the arrays. op: name for errors.
+    parts: bytes. answer: from the parts of each rank to those that each gets; called on the first
+    rank alone.
     """
     text = description(f"{words} {_listing(places)} on cpu", arrays)
     return group.exchange(op, group.everyone, text, parts, answer)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """AdamW over ranks: each updates its parts of the parameters, and has moments of these alone.
 
-A piece is a run of elements of one flat parameter that one rank owns: see `parts`.
+A piece is a run of elements of one flat parameter that one rank owns: its part, or the tail.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Share(Layout):
 
 
 def join(every: Sequence[State], whole: Layout) -> State:
-    """Check the shares of all ranks, in their order, and join them to a state of layout `whole`."""
+    """Check `every` rank's share, in their order, and join them to a state of layout `whole`."""
     if not every:
         refuse(whole.optimizer, "state", "a state of each rank", "none")
     shares = [Share.of(whole, rank, len(every)) for rank in range(len(every))]
@@ -177,7 +177,8 @@ class Own(Optimizer):
 class AdamW(adam.AdamW):
     """AdamW with a group: `cto.AdamW(..., group=group)` makes an instance of this class.
 
-    `_inner` updates the pieces that this rank owns.
+    `_inner` updates the pieces that this rank owns. In the methods `places` are indices of
+    parameters, `gradients` one for each of these, `numbers` (lr, loss_scale, max_norm) of a step.
     """
 
     _counts: Counts
@@ -230,7 +231,8 @@ class AdamW(adam.AdamW):
     def _check(
         self, parameters: Sequence[Any], lr: Any, names: Names | None, copies: Sequence[Any] | None
     ) -> None:
-        """Check and store the arguments, before anything is allocated; copies: low_precision."""
+        """Check and store arguments of `__init__`, before anything is allocated; copies:
+        low_precision."""
         refuse_mixed("AdamW", CLOSED, (parameters, copies), ())
         self._weights = self._adopt("parameters", parameters)
         self.parameters, self._given_copies = tuple(parameters), copies
@@ -304,12 +306,15 @@ class AdamW(adam.AdamW):
     ) -> None:
         """Update the parameters by the mean of all ranks' gradients, on all of them.
 
-        Arguments are those of `AdamW.step` without a group. All ranks call this together, with the
-        same numbers and with gradients of the same parameters. Afterwards the parts of `gradients`
-        that this rank updates hold the means over all ranks, and their other elements are
-        undefined. `gradient_norm` is the norm of the means of all parameters; a NaN or an infinity
-        on any rank makes all ranks skip the step. Raises GroupError, too; a step that is stopped in
-        its middle ends the group.
+        gradients: an array of this rank, or None, for each parameter. lr: in place of the
+        optimizer's own. loss_scale: what gradients are divided by. max_norm: larger ones are scaled
+        down to this norm. Each is a number, or one element in an array.
+
+        All ranks call this together, with the same numbers and with gradients of the same
+        parameters. Afterwards the parts of `gradients` that this rank updates hold the means over
+        all ranks, and their other elements are undefined. `gradient_norm` is the norm of the means
+        of all parameters; a NaN or an infinity on any rank makes all ranks skip the step. Raises
+        GroupError, too; a step that is stopped in its middle ends the group.
         """
         numbers = tuple(map(plain, (self.lr if lr is None else lr, loss_scale, max_norm)))
         self.group.require_open("AdamW")
@@ -334,8 +339,8 @@ class AdamW(adam.AdamW):
     ) -> None:
         """Make the step of the parameters with these indices: whole, or the group ends.
 
-        gradients: one for each of these parameters. numbers: (lr, loss_scale, max_norm). are_means:
-        this rank's parts of the gradients are means over ranks already.
+        gradients: one for each of these. numbers: (lr, loss_scale, max_norm). are_means: this
+        rank's parts of the gradients are means over ranks already.
         """
         means, turns = self._operators(places)
         cut = self._last_parts(places, gradients, numbers) or self._prepare(
@@ -397,10 +402,7 @@ class AdamW(adam.AdamW):
         ]
 
     def _last_parts(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut | None:
-        """Return the previous step's calls if its arguments were the same, else None.
-
-        numbers: (lr, loss_scale, max_norm).
-        """
+        """Return the previous step's calls if its arguments were the same, else None."""
         last = self._last_cut
         if last is None or last.places != places or last.known is None:
             return None
@@ -456,7 +458,8 @@ class AdamW(adam.AdamW):
     def _operators(self, places: Places) -> tuple[MeanOfParts, Turns]:
         """Return (operator, turns) of a step with gradients of the parameters with these indices.
 
-        operator: puts means over ranks into this rank's parts of gradients. turns: see Turns.
+        operator: puts means over ranks into this rank's parts of gradients. turns: (parameters
+        that are updated together, the operator that gathers them afterwards).
         """
         operators = self._ops.get(places)
         if operators is None:
@@ -496,7 +499,8 @@ class AdamW(adam.AdamW):
     ) -> list[Any]:
         """Return for each of this rank's pieces a view of it, or None; `padding` is the last.
 
-        arrays: by the place of their parameter. cut: as `slice_of`.
+        arrays: by the index of their parameter. cut: from (array, start, stop) to a view of these
+        elements of the flat array.
         """
         own = [(arrays.get(i), start, stop) for i, start, stop in self._pieces]
         return [None if x is None else cut(x, a, b) for x, a, b in own] + [padding]
@@ -526,7 +530,7 @@ class AdamW(adam.AdamW):
     # ---- states ----------------------------------------------------------------------------------
 
     def state_dict(self, sharded: bool = False) -> State:
-        """Return the state beside the parameters, as NumPy copies: the whole, or this rank's share.
+        """Return the state beside the parameters, as NumPy copies: whole, or this rank's (sharded).
 
         The whole is the same on all ranks, which ask for it together, and as without a group. A
         share also has `rank` and `ranks`, and no rank waits for another.

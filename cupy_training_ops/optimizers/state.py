@@ -56,7 +56,7 @@ def overwrite(array: Any, source: HostArray) -> None:
 
 
 def twin(array: Any) -> Any:
-    """Another array with the same elements; nothing waits."""
+    """Return another array with the same elements, on its device; nothing waits."""
     backend, dtype, shape, *_, device = info(array)
     copy = zeros(array, shape, dtype)
     if not backend.runs_kernels:
@@ -134,7 +134,8 @@ class Codes(Numbers):
         return size >= MIN_CODED
 
     def first(self, parameter: Any, names: Sequence[str]) -> dict[str, Any]:
-        """Return {name: codes} of moments 0; numbers for a small parameter."""
+        """Return {name: array of codes} for the moments of a parameter, all 0; for a small one
+        arrays of numbers."""
         if info(parameter)[1] == FLOAT64:
             refuse("AdamW", "state", "None, where parameters are float64", f"'{self.name}'")
         if not self.is_coded(parameter):
@@ -198,7 +199,7 @@ class Counts:
         overwrite(self._parts[0].count, np.array(1))
 
     def of(self, places: Places) -> list[Part]:
-        """Return parts that hold exactly the parameters with these indices.
+        """Return parts that hold exactly the parameters with indices `places`.
 
         A part that has other parameters, too, is divided for good, and its count copied.
         """
@@ -251,7 +252,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a state, which is compared with states of others: see the module."""
+    """Keys, shapes and dtypes that a state has to have, by which one from elsewhere is checked."""
 
     optimizer: str  # name of the class
     shapes: Mapping[str, Shape]  # of the parameters, by name
@@ -366,7 +367,8 @@ def save(file: StrPath | BinaryFile, state: State, layout: Layout, sync: bool = 
 
 
 def load(file: StrPath | BinaryFile, *layouts: Layout) -> State:
-    """Read the state of a file, of whichever of these layouts has its keys; refuse others."""
+    """Read the state of a file; its keys have to be those of one of these layouts, which it has
+    to fit."""
     with container.load(file, FORMAT) as opened:
         state = dict(opened.header)
         layout = next((x for x in layouts if state.keys() == set(x.numbers)), layouts[0])
@@ -409,7 +411,7 @@ def _raw(array: NumpyArray) -> NumpyArray:
 
 
 def _with_type(array: NumpyArray) -> NumpyArray:
-    """Undo `_raw`."""
+    """Return an array of a file, uint16 as bfloat16: those are its bits."""
     return array.view(BFLOAT16) if array.dtype == _RAW else array
 
 

@@ -7,6 +7,9 @@ operators, such as AdamOptimizerList, and rename their inputs: R is `lr` here (s
     AdamWStep     writes the gradients' norm to its inputs gradient_norm and is_finite, then updates
     AdamWUpdate   updates; reads a norm that another call wrote, if it gets one
     ...WithRates  has rates and betas as inputs of each call: new values need no new plan
+
+In formulas m and v are the moments, c1 = 1 - beta1^step and c2 = 1 - beta2^step correct their bias,
+and d is what gradients are divided by: the loss scale, or more to clip them.
 """
 
 from __future__ import annotations
@@ -128,12 +131,12 @@ class Update:
 
     @classmethod
     def source(cls) -> Source:
-        """The operator's CUDA source."""
+        """Return the operator's CUDA source."""
         return cls.operator.source()
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
-        """The operator's function on the CPU."""
+        """Return the operator's function on the CPU, of NumPy arrays."""
         return cls.operator.cpu_function()
 
 
@@ -147,7 +150,10 @@ class Measured(Update):
     inputs: ClassVar[tuple[Input, ...]]
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Launches of the norm, which are of another family, then those of the update."""
+        """Return launches of the norm, which are of another family, then those of the update.
+
+        specs: of the step's inputs, in order.
+        """
         measured = GradientNorm().plan(device, *self._norm_arguments(specs))
         family = GradientNorm.family
         launches = (replace(s, family=family) for s in measured.steps if isinstance(s, Launch))
@@ -156,7 +162,8 @@ class Measured(Update):
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
-        """A function that writes the norm and its finiteness, then calls the update's."""
+        """Return a function of the step's inputs: it writes the norm and its finiteness into two of
+        them, then calls the update's."""
         update = super().cpu_function()
 
         def step(*inputs: Any, **attributes: Any) -> object:
@@ -175,7 +182,7 @@ class Measured(Update):
 
 
 def _rate(name: str, convert: Convert) -> Input:
-    """Declare an input that is a number of each call; convert: checks it."""
+    """Declare an input `name`, a number that each call passes anew; convert: checks it."""
     return Input(name, "float64", memory="host", convert=convert, static=False)
 
 
@@ -222,7 +229,7 @@ class WithRates(Update):
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
-        """The operator's function on the CPU, called with the rates for its attributes."""
+        """Return the operator's function on the CPU, called with the rates for its attributes."""
         update, n = super().cpu_function(), len(cls.rates)
 
         def step(*inputs: Any, **attributes: Any) -> object:  # the last n inputs are rates
@@ -273,7 +280,7 @@ class SGDStep(Measured, SGDOptimizerList):
 
 
 class MomentumUpdate(Update, SGDMomentumList):
-    """weights = weights - lr b with momentum b."""
+    """weights = weights - lr b with b = momentum b + (1 - dampening) gradients / d."""
 
     name = "SGD"
     operator = SGDMomentumList
@@ -381,7 +388,7 @@ def uncoded(op: Op) -> AdamWStep:
 
 
 class LambUpdate(Update, LambOptimizer):
-    """weights = weights - lr ratio d."""
+    """weights = weights - lr ratio direction, ratio = |weights| / |direction| of each array."""
 
     name = "Lamb"
     operator = LambOptimizer

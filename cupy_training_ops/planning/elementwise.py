@@ -24,9 +24,10 @@ Number = float | Changing  # an option of a kernel
 
 
 def type_slots(t: Dtype, nbytes: int = NBYTES) -> dict[str, str]:
-    """Return the macros of algorithm/elementwise.cuh.
+    """Return the macros of algorithm/elementwise.cuh, for elements of dtype t.
 
-    T: element type. ACC: the type it is computed in. NBYTES: bytes of an array a thread has.
+    T: its C type. ACC: the C type it is computed in. NBYTES: `nbytes`, those of an array that a
+    thread has.
     """
     types = element_type(t)
     return {

@@ -112,7 +112,8 @@ def division(lines: Lines, registers: Registers, aligned: bool, kernels: Kernels
 
 
 def fit_rows(lines: Lines, registers: Registers) -> bool:
-    """Return True if lines are contiguous, and whole slots or at least four of them and a rest."""
+    """Return True if lines are contiguous, and whole slots (vectors of registers.width elements),
+    or at least four of them and a rest."""
     n_slots = lines.length // registers.width
     is_whole = lines.length % registers.width == 0
     return lines.stride == 1 and n_slots <= MAX_SLOTS and (is_whole or n_slots >= 4)
@@ -124,7 +125,8 @@ def _rows(
     """Divide rows of n_slots slots: as few threads a row as hold it in registers, if any can.
 
     least: threads of a row at least: one for each element that may be before the first aligned slot
-    or after the last. Of short rows a block has several.
+    or after the last. Of short rows a block has several. kernels: of which `rows` or `short_rows`
+    is launched.
     """
     threads = max(ceil_div(n_slots, registers.depth(SHORT_NBYTES)), least)
     kernel = kernels.short_rows
@@ -172,8 +174,8 @@ def _columns(lines: Lines, registers: Registers, kernel: str) -> Division:
 
 
 def _bundles(lines: Lines, registers: Registers, kernel: str) -> Division | None:
-    """Divide bundles of `width` neighbouring columns, a vector: a warp of bundles along x, elements
-    of the columns along y. None if they do not fit a block or there is no such kernel.
+    """Divide bundles of registers.width neighbouring columns, a vector: a warp of bundles along x,
+    elements of the columns along y. None if they do not fit a block or there is no such kernel.
 
     At least `width` threads along y: one leads each column of the bundle.
     """

@@ -38,11 +38,14 @@ class Copies:
         return copy
 
     def optional_target(self, spec: Spec | None, *, last: bool = False) -> Spec | None:
-        """Return `target`, or None for an output that is not wanted."""
+        """Return target(spec, last=last), or None for an output that is not wanted."""
         return None if spec is None else self.target(spec, last=last)
 
     def target(self, spec: Spec, *, last: bool = False) -> Spec:
-        """Return the spec to plan with for an array that is written; last: as of `source`."""
+        """Return the spec to plan with for an array that is written: the array's or a copy's.
+
+        last: the kernel writes it with its channels last, else C-contiguous.
+        """
         if spec.channels_last == last or not spec.size:
             return spec
         copy, piece = self.copy(spec, last=last)

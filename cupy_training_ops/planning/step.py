@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""An optimizer's step: what all of them declare, check and launch; numbers are in math/step.cuh."""
+"""An optimizer's step: what all of them declare, check and launch; numbers are in math/step.cuh.
+
+In declarations `variable` is the type variable of the input or output, `doc` its words in the help
+text. `op`: the operator's name in messages.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +134,7 @@ def number(
 ) -> Input:
     """Return the declaration of a real number, such as a learning rate: on the host or in an array.
 
-    variable: its type variable. convert: checks a number on the host.
+    optional: a call may leave it out. convert: checks a number on the host.
     """
     return Input(
         name, variable, memory="either", optional=optional, convert=convert,
@@ -216,7 +220,8 @@ def low_precision(variable: str) -> Input:
 def list_output(
     name: str, alias: str, variable: str, like: str = "weights", on_request: bool = False
 ) -> Output:
-    """Return the declaration of an output that is a list, in place of that of the input `alias`.
+    """Return the declaration of an output `name`, a list of arrays, written into those of the
+    input `alias`.
 
     like: for help, the input whose shapes it has. on_request: only if `outputs=` names it.
     """
@@ -257,9 +262,9 @@ def refuse_none(op: str, name: str, arrays: Sequence[Spec]) -> None:
 def new_step(op: str, name: str, step: Spec | Changing, update: object) -> Inferred:
     """Return the counter after this step, for infer: step + 1, or step if it is skipped.
 
-    step: an array, for which `count_step` launches a kernel, or a number on the host, counted here.
-    update: the update signal, None if left out; an array only beside an array `step`, as the host
-    cannot read it.
+    name: of the input, for messages. step: an array, for which `count_step` launches a kernel, or a
+    number on the host, counted here. update: the update signal, None if left out; an array only
+    beside an array `step`, as the host cannot read it.
     """
     if isinstance(step, Spec):
         return step

@@ -43,7 +43,7 @@ class Embedded(Engine):
         self._half_told: set[int] = set()  # peers that got only a part of a message so far
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
-        """Send the bytes of a message to rank `peer` within `seconds`.
+        """Send `data`, the bytes of a message, to rank `peer` within `seconds`.
 
         If its connection is closed, raise GroupError with the reason it left, or EOFError without
         one.
@@ -69,8 +69,8 @@ class Embedded(Engine):
             self._read(sock)
 
     def farewell(self, number: int, words: str) -> None:
-        """Send the last words and shut down; a peer with half a message gets none, as they would be
-        read as its rest."""
+        """Send the last words, a message with number LEFT or FAULT, and shut down; a peer with half
+        a message gets none, as they would be read as its rest."""
         for peer, sock in self.sockets.items():
             with contextlib.suppress(OSError):
                 if peer not in self._half_told:
@@ -86,7 +86,7 @@ class Embedded(Engine):
                 sock.close()
 
     def _read(self, sock: socket.socket) -> None:
-        """Read a message of a peer, or note that its connection ended."""
+        """Read a message from a peer's socket, or note that its connection ended."""
         peer = self._open[sock]
         try:
             sock.settimeout(min(self.timeout, _MAX_WAIT))

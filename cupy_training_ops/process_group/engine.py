@@ -51,7 +51,7 @@ def pack(number: int, text: str, parts: Sequence[Part] = ()) -> bytearray:
 
 
 def unpack(data: Part) -> Message:
-    """Return the message that a peer sent; one with number FAULT if the bytes are no message."""
+    """Return the message whose bytes a peer sent (data); one with number FAULT if they are none."""
     view = memoryview(data)
     with contextlib.suppress(struct.error):
         number, n_text, n = _HEAD.unpack_from(view)
@@ -119,7 +119,7 @@ class Engine:
         self.has_ended = False  # True once `end` has told the others
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
-        """Send the bytes of a message to a peer.
+        """Send `data`, the bytes of a message, to rank `peer`.
 
         Raises TimeoutError after `seconds`, EOFError if the peer has left, GroupError if the group
         has ended.
@@ -193,7 +193,8 @@ class Engine:
             self.listen(peer, seconds - waited)
 
     def hear(self, peer: int, data: Part) -> None:
-        """Unpack a peer's message: into its inbox, or to note that it left or the group ended."""
+        """Unpack `data`, a peer's message: into its inbox, or to note that it left or that the
+        group ended."""
         message, due = unpack(data), self.heard[peer] + 1
         number = message.number
         if number == LEFT:

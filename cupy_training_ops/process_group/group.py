@@ -82,7 +82,7 @@ class ProcessGroup(Summary):
         """Connect to the other ranks, which all call this, by the launcher's environment variables.
 
         rank, size: none, or 0 and 1 for a rank alone. address, secret: arguments of older versions,
-        refused. timeout, sizes: see the class.
+        refused. timeout: seconds to wait for others. sizes: data_size, horizontal_size, local_size.
         """
         if address is not None or secret is not None:
             name = "secret" if address is None else "address"
@@ -97,7 +97,7 @@ class ProcessGroup(Summary):
 
     @classmethod
     def from_mpi(cls, comm: Any = None, timeout: float | None = None, **sizes: int | None) -> Self:
-        """Make a group of the ranks of an mpi4py communicator, by default COMM_WORLD.
+        """Make a group of the ranks of `comm`, an mpi4py communicator, by default COMM_WORLD.
 
         All of its ranks call this. sizes: data_size, horizontal_size, local_size. After a fault
         every rank raises GroupError, and as it exits MPI aborts the job.
@@ -204,7 +204,7 @@ class ProcessGroup(Summary):
     __copy__ = __deepcopy__
 
     def require_open(self, op: str) -> None:
-        """Refuse a group that is closed or cannot go on."""
+        """Refuse a group that is closed or cannot go on; op: the caller, for the error."""
         if fault := self._engine.fault:
             raise GroupError(f"{op}: group: {fault}")
         if not self._finalizer.alive:
@@ -222,7 +222,8 @@ class ProcessGroup(Summary):
 
     @contextlib.contextmanager
     def call(self, op: str) -> Iterator[Engine]:
-        """Context of the messages of one call; an exception inside ends the group for all."""
+        """Context of the messages of one call, by `op`; an exception inside ends the group for
+        all."""
         self.begin(op)
         try:
             with self._engine.lock:
@@ -252,7 +253,7 @@ class ProcessGroup(Summary):
         return share
 
     def agree(self, op: str, ranks: Ranks, text: str) -> bool:
-        """Compare a call's description with those of the other `ranks`, the first time only.
+        """Compare `text`, a call's description, with the other `ranks`', the first time only.
 
         Return True if it was compared; raise ArgumentError on all ranks if they differ.
         """

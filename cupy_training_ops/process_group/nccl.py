@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @functools.cache
 def library() -> ModuleType:
-    """CuPy's binding with NCCL loaded; ProviderError says what to install where it is missing."""
+    """Return CuPy's module of NCCL, with NCCL loaded; ProviderError says what to install if it is
+    missing."""
     import cupy
     from cuda import pathfinder
 
@@ -52,7 +53,8 @@ def communicator(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
 def connect(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
     """Make NCCL's communicator of these ranks; the first one sends the others NCCL's unique id.
 
-    Raises ProviderError while the current stream is being captured, GroupError if NCCL fails.
+    group: they are of it. op: the calling operator, for errors. Raises ProviderError while the
+    current stream is being captured, GroupError if NCCL fails.
     """
     import cupy
 

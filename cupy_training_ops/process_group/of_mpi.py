@@ -24,7 +24,7 @@ READING = 0.5  # seconds for the launcher to read stderr, before Abort ends it a
 
 
 def library() -> Any:
-    """mpi4py's MPI; ProviderError says what to install where it is missing."""
+    """Return the module mpi4py.MPI; ProviderError says what to install if it is missing."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -35,7 +35,7 @@ def library() -> Any:
 
 
 def engine(comm: Any, timeout: float) -> Engine:
-    """Make the engine of the ranks of an mpi4py communicator; None: of COMM_WORLD.
+    """Make the engine of the ranks of `comm`, an mpi4py communicator; None: of COMM_WORLD.
 
     timeout: seconds. Raises GroupError if Slurm started several processes of which MPI sees one.
     """
@@ -93,7 +93,7 @@ class Mpi(Engine):
         channel.closed = [group for group in channel.closed if not group.is_over()]
 
     def _channel_of(self, given: Any) -> Channel:
-        """Return the channel of this communicator's ranks, which their first group makes."""
+        """Return the channel of the ranks of a communicator (given); their first group makes it."""
         ranks, mpi = given.Get_group(), self._mpi
         for own, channel in _channels:
             if mpi.Group.Compare(own, ranks) == mpi.IDENT:
@@ -106,14 +106,16 @@ class Mpi(Engine):
         return _channels[-1][1]
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
-        """Send a message, and listen meanwhile; its memory stays referenced if that fails."""
+        """Send `data`, a message, to rank `peer` within `seconds`, and listen meanwhile; its memory
+        stays referenced if that fails."""
         request = self._channel.comm.Isend([data, self._mpi.BYTE], peer, self._tag)
         self._under_way.append((request, data))
         self.until(request.Test, seconds, peer)
         self._under_way.pop()
 
     def listen(self, peer: int | None, seconds: float) -> None:
-        """Receive messages that have arrived from all ranks, without waiting for others."""
+        """Receive messages that have arrived from all ranks; peer, seconds: unused, as nothing
+        waits."""
         mpi, comm, status = self._mpi, self._channel.comm, self._mpi.Status()
         while (message := comm.Improbe(mpi.ANY_SOURCE, self._tag, status)) is not None:
             data = bytearray(status.Get_count(mpi.BYTE))
@@ -128,7 +130,8 @@ class Mpi(Engine):
         return len(self._left) == len(self.others)
 
     def farewell(self, number: int, words: str) -> None:
-        """Send last words to all others, for TELLING seconds at most."""
+        """Send last words, a message with number LEFT or FAULT, to all others, for TELLING seconds
+        at most."""
         data, comm, sent = pack(number, words), self._channel.comm, self._mpi.Request.Testall
         requests = [comm.Isend([data, self._mpi.BYTE], peer, self._tag) for peer in self.others]
         self._under_way.append((requests, data))

@@ -110,7 +110,8 @@ class Torch(Engine):
 
     @_as_group_error("the others cannot be reached")
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
-        """Send a message by the store, but the bytes of a long one by gloo."""
+        """Send `data`, a message, to rank `peer` by the store, but a long one's bytes by gloo, for
+        which it waits `seconds` at most."""
         key = f"{self.rank}/{peer}/{self.sent[peer]}"
         if len(data) <= SHORT:
             self._ask(self._store.set, key, b"+" + data)
@@ -124,7 +125,8 @@ class Torch(Engine):
     def listen(self, peer: int | None, seconds: float) -> None:
         """Receive the next message of rank `peer`, or the words that ended the group, if there.
 
-        peer None: look for the words alone. Waits only for the bytes of a long message.
+        peer None: look for the words alone. Waits only for the bytes of a long message, not
+        `seconds`.
         """
         key = "" if peer is None else f"{peer}/{self.rank}/{self.heard[peer] + 1}"
         said, is_message = self._ask(_look, self._store, key)
@@ -138,7 +140,8 @@ class Torch(Engine):
             self.note(quote(str(said, "utf-8", "replace")))
 
     def farewell(self, number: int, words: str) -> None:
-        """Put words that end the group under ENDED; without words, tell each other rank."""
+        """Put words that end the group under ENDED; without words, send each other rank a message
+        with this number, LEFT."""
         if words:
             self._ask(self._store.set, ENDED, words, seconds=GRACE)
             return
@@ -212,7 +215,7 @@ class Caller:
         self.end = weakref.finalize(self, self._asked.put, None)
 
     def __call__(self, seconds: float, function: Callable[..., Any], *given: Any) -> Any:
-        """Return or raise as function(*given) does; TimeoutError if it takes longer."""
+        """Return or raise as function(*given) does; TimeoutError if it takes more `seconds`."""
         answer: SimpleQueue[Any] = SimpleQueue()
         self._asked.put((answer, function, given))
         try:
@@ -225,7 +228,7 @@ class Caller:
 
 
 def _answer(asked: SimpleQueue[Any]) -> None:
-    """Make the calls of a queue until None comes.
+    """Make the calls of the queue `asked` until None comes.
 
     Each is (queue for its answer, function, arguments); an answer is (result, error or None).
     """

@@ -32,7 +32,7 @@ def block(counter: Sequence[HostArray | int], key: tuple[int, int]) -> list[Host
 
 
 def _rounds(counter: Sequence[HostArray | int], key: tuple[int, int]) -> Sequence[HostArray]:
-    """Return `block`'s words, but with any bits above the lower 32.
+    """Return `block`'s words for its counter and key, but with any bits above the lower 32.
 
     A round: (w0, w1, w2, w3) become (high(M2 w2) ^ w1 ^ k0, low(M2 w2), high(M0 w0) ^ w3 ^ k1,
     low(M0 w0)), with 64-bit products. `even` has w0 and w2, `odd` w1 and w3, so that each step is

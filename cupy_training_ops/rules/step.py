@@ -52,9 +52,10 @@ def count_step(step: object, update: bool) -> tuple[int, HostArray]:
 def rounded_weights(
     wide: Sequence[HostArray], weights: Sequence[HostArray], seed: int | None, step: int
 ) -> tuple[HostArray, ...]:
-    """Return new weights `wide` in the dtypes of `weights`, the old ones.
+    """Return the new weights, rounded to nearest even, or with a seed at random.
 
-    Rounded to nearest even, or with a seed at random, with other random numbers in each step.
+    wide: new weights in the dtype that they were computed in. weights: the old ones, whose dtypes
+    the results have. step: its number, as each step has other random numbers.
     """
     pairs = zip(wide, weights, strict=True)
     if seed is None:

@@ -60,7 +60,8 @@ class HollowDriver:
     ) -> tuple[int, ...]:
         """Return (number of this kernel,), the first arguments of `launch`.
 
-        types: dtypes of its arguments. Sizes of grid, block and shared memory are ignored.
+        function: the kernel. types: dtypes of its arguments. Sizes of grid and block, and nbytes of
+        shared memory, are ignored.
         """
         kernel = function.name, tuple(types)
         number = self._numbers.setdefault(kernel, len(self._kernels))

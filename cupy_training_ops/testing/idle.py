@@ -66,7 +66,7 @@ class IdleBackend(NumpyBackend):
         """Do nothing: no kernel reads the array."""
 
     def clear_at(self, address: int, nbytes: int, stream: int) -> None:
-        """Do nothing, as `fill`."""
+        """Do nothing: no kernel reads that memory."""
 
     def offset(self, array: HostArray, nbytes: int) -> HostArray:
         """Return the array itself, in place of one that begins nbytes later: no kernel reads it."""

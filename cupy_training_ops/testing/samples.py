@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Samples, example calls of all operators, and copies of their arrays in a library's memory."""
+"""Samples, example calls of all operators, and copies of their arrays in a library's memory.
+
+In all functions `op` is an operator, or its class, by whose declaration arrays are told from
+numbers.
+"""
 
 from __future__ import annotations
 
